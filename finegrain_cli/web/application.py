@@ -1,8 +1,8 @@
 """Makes the web application, which serves every route of the table.
 
-A request is handled in this order: the caller is identified, and its role is checked. Then the body
-is measured, read and parsed. Then the call runs, and its answer becomes JSON. So a call without
-rights needs little CPU time and memory.
+First, the application identifies the caller of a request and checks its role. Then it checks the
+size of the body, and reads and parses the body. Finally, it makes the call and converts the answer
+to JSON. So a request from a caller without rights needs little CPU time and memory.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ from finegrain_cli.web.routes import ROUTES, Json, Route
 EVENT_STREAM = "text/event-stream"
 JSON = "application/json"
 BODY_FACTOR = 4
-"""A message in JSON has up to this number of times as many bytes as the same message in the
-protocol.
+"""Maximum ratio of the size of a message in JSON to the size of the same message in the protocol.
 """
 
 HEADERS = {
@@ -56,7 +55,9 @@ STREAM_HEADERS = {
 }
 
 CertificateOf = Callable[[Request], bytes]
-"""Returns the certificate of a request's caller as PEM text; empty: the caller has shown none."""
+"""A function that returns the certificate of a request's caller as PEM text, or an empty text if
+the caller has shown no certificate.
+"""
 
 _BY_PATH = {route.path: route for route in ROUTES if not route.changes}
 
@@ -65,8 +66,8 @@ def make_application(calls: Calls, certificate_of: CertificateOf) -> Starlette:
     """Returns the application.
 
     Args:
-        calls: reaches the servicers.
-        certificate_of: identifies callers.
+        calls: the object that calls the servicers.
+        certificate_of: a function that returns the certificate of a caller.
     """
     gateway = _Gateway(calls, certificate_of)
     served = [

@@ -17,7 +17,9 @@ class Calls(Protocol):
     """
 
     def check(self, method: str, certificate: bytes, peer: str) -> None:
-        """Checks that a caller may call a method. Runs before the body of a request is read."""
+        """Checks that a caller is allowed to call a method. The gateway checks this before it reads
+        the body of a request.
+        """
 
     async def unary(self, method: str, request: Message, certificate: bytes, peer: str) -> Any:
         """Calls a method with one answer, and returns the answer."""

@@ -1,4 +1,6 @@
-"""Extends uvicorn's connections: the application gets the certificate that the client has shown."""
+"""Extends uvicorn's connections, so that the application gets the certificate that the client has
+shown.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from uvicorn.server import ServerState
 
 CONNECTIONS_MAX = 512
 REQUEST_TIME_MAX_S = 20.0
-"""Time in which the first request of a connection must arrive."""
+"""Time in seconds within which the first request of a connection must arrive."""
 
 _CERTIFICATE = "certificate"
 
@@ -37,7 +39,7 @@ class Connections:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            date_header=False,  # uvicorn's own server loop would set the date
+            date_header=False,  # the server loop of uvicorn, which does not run, would set the date
             limit_concurrency=CONNECTIONS_MAX,
             h11_max_incomplete_event_size=32 * 1024,
         )
@@ -65,7 +67,9 @@ class CertificateProtocol(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Reads the certificate of the handshake. uvicorn does not pass it on."""
+        """Reads the certificate of the handshake, because uvicorn does not pass it to the
+        application.
+        """
         super().connection_made(transport)
         shown = transport.get_extra_info("ssl_object")
         der = shown.getpeercert(binary_form=True) if shown is not None else None
@@ -74,20 +78,22 @@ class CertificateProtocol(H11Protocol):
         self._deadline = self.loop.call_later(REQUEST_TIME_MAX_S, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """Passes data on. When the first request is complete, ends the wait for it."""
+        """Passes data on. Cancels the timeout after the headers of the first request."""
         super().data_received(data)
         if self.scope is not None and self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the wait for the first request."""
+        """Cancels the timeout for the first request."""
         if self._deadline is not None:
             self._deadline.cancel()
         super().connection_lost(exc)
 
 
 def certificate_of(request: Request) -> bytes:
-    """Returns the certificate of a request's connection as PEM text; empty: there is none."""
+    """Returns the certificate of a request's connection as PEM text, or an empty text if the
+    connection has no certificate.
+    """
     shown: Any = getattr(request.state, _CERTIFICATE, b"")
     return bytes(shown)

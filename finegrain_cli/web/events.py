@@ -1,8 +1,8 @@
 """Sends streams of cluster events (server-sent events), as the events happen.
 
-The id of an event is `<epoch>.<sequence>`. A client that connects again sends the id of its last
-event (`Last-Event-ID`), and gets the events after this event. The client may also connect to
-another resource manager.
+The id of an event is `<epoch>.<sequence>`. A client that connects again sends the id of the last
+event that it has received (`Last-Event-ID`), and gets the events after this event. The client can
+connect to the same or to another resource manager.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from finegrain_client.types.status import ClusterEvent
 
 PAUSE_S = 5
 """A stream without events sends a comment after this time, in seconds. So proxies keep the stream
-open, and the stream of a caller that was denied ends after this time at the latest.
+open. If the caller was denied, the stream ends after this time at the latest.
 """
 
 _EVENTS, _CLUSTER = f"/{CLUSTER}/ListEvents", f"/{CLUSTER}/GetCluster"
@@ -35,9 +35,10 @@ async def event_stream(
     """Returns the lines of a stream.
 
     Args:
-        call: calls a method of the resource manager with a message.
+        call: a function that calls a method of the resource manager with a message.
         wanted: the events to begin with, as in ListEvents.
-        last_id: id of the last event that the client has; empty: it has none.
+        last_id: id of the last event that the client has received. Empty if the client has received
+            no event.
 
     Raises:
         InvalidArgument: the id is malformed.

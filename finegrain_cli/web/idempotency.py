@@ -19,15 +19,15 @@ from finegrain_cli.web.problems import OtherContent
 KEPT_S = 24 * 3600.0
 KEPT_MAX = 10_000
 BYTES_MAX = 64 * 1024 * 1024
-"""Largest size of all kept answers together. If they become larger, the oldest answers are
-dropped.
+"""Maximum total size of all stored answers in bytes. If the answers become larger, the oldest
+answers are dropped.
 """
 
 KEY_LENGTH_MAX = 255
 
 
 def check_key(key: str) -> None:
-    """Raises InvalidArgument if a key is empty or too long."""
+    """Checks a key. Raises InvalidArgument if the key is empty or too long."""
     if not 0 < len(key) <= KEY_LENGTH_MAX:
         raise InvalidArgument("Idempotency-Key", key[:80], f"1 to {KEY_LENGTH_MAX} characters")
 
@@ -40,10 +40,10 @@ class _Kept:
 
 
 class Repeats:
-    """The answers of the last day, in memory, by caller and key.
+    """Keeps the answers of the last day in memory, by caller and key.
 
-    After a restart of the resource manager, a repeated request is executed again. The resource
-    manager then recognizes repeated requests for slots by the ids in them.
+    After a restart of the resource manager, a repeated request is executed again. Even then, the
+    resource manager recognizes a repeated slot request by its allocation id.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,16 +54,18 @@ class Repeats:
     async def once(
         self, caller: str, key: str, digest: str, run: Callable[[], Awaitable[Response]]
     ) -> Response:
-        """Runs a request, or returns the answer of the same request.
+        """Runs a request. If the caller has already sent the same request with this key, returns
+        the stored answer instead.
 
         Args:
             caller: the identity of the caller.
-            key: the client's key.
+            key: the key of the request, which the caller has chosen.
             digest: digest of the request.
-            run: executes the request. An exception is not kept, so the client may try again.
+            run: a function that executes the request. If it raises an exception, no answer is
+                stored, so that the client can try again.
 
         Raises:
-            OtherContent: the client used the key for another request.
+            OtherContent: the caller has already used the key for another request.
             FailedPrecondition: the first request with this key is still being executed.
         """
         self._drop_old()
@@ -89,7 +91,7 @@ class Repeats:
             kept.answer.cancel()
             raise
         kept.answer.set_result(answer)
-        if self._kept.get((caller, key)) is kept:  # the entry may have been dropped meanwhile
+        if self._kept.get((caller, key)) is kept:  # unless the entry was dropped in the meantime
             self._bytes += len(answer.body)
         self._drop_old()
         return answer

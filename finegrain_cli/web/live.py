@@ -1,9 +1,11 @@
-"""The live stream of the page: a snapshot of the cluster and its executors, then what changes.
+"""Implements the live stream of the page. A stream begins with a snapshot of the cluster and its
+executors. The changes follow.
 
-All streams share one reader. It runs only while a stream is open. The id of a message is
-`<epoch>.<n>`: each change gets the next number `n`. A client that connects again sends the last id,
-and gets the changes since then. If these are not known, for example after a restart of the resource
-manager, the client gets a new snapshot. A slow client gets several changes as one message.
+All streams share one background task that reads the cluster. The task runs only while a stream is
+open. The id of a message is `<epoch>.<n>`: each change gets the next number `n`. A client that
+connects again sends the last id that it has received, and gets the changes after this id. If these
+changes are not known, for example after a restart of the resource manager, the client gets a new
+snapshot. A slow client gets several changes as one message.
 """
 
 from __future__ import annotations
@@ -33,26 +35,31 @@ from finegrain_client.decoding import read
 from finegrain_client.types.status import ClusterInfo, ExecutorStatus
 
 STEP_S = 0.2
-"""Shortest time between two changes of a stream."""
+"""Shortest time in seconds between two messages with changes in a stream."""
 REFRESH_S = 5.0
-"""All executors are read again after this time, because measured use changes without events."""
+"""All executors are read again after this time in seconds, because no event reports changes of the
+measured use.
+"""
 REST = 20
 """After a read of all executors, the pause is at least this many times as long as the read took."""
 REST_SOME = 9
 """After a read of changed executors, the pause is this many times as long as the read took."""
 QUIET_S = 1.0
-"""A stream without changes sends a comment after this time. So the page soon knows that its data is
-not up to date, and proxies keep the stream open.
+"""A stream without changes sends a comment after this time, in seconds. If no comment arrives, the
+page soon knows that its data is not up to date. The comments also make proxies keep the stream
+open.
 """
 STALE_S = 2.0
-"""If a call has no answer after this time, the stream sends no comments until it has one."""
+"""If a call has no answer after this time in seconds, the stream sends no comments until the call
+has an answer.
+"""
 STREAMS_MAX = 100
 ALONE_MAX = 20
-"""If more executors have changed at once, all are read."""
+"""If more executors than this number have changed at once, all executors are read soon."""
 PAGE = 250
-"""Executors in one message of a snapshot, and in one call."""
+"""Maximum number of executors in one message of a snapshot, and in one call."""
 CHANGING = ("report_number", "report_time")
-"""Fields that every report changes. The stream does not contain them."""
+"""Fields of an executor that change with every report. The stream does not contain these fields."""
 
 _CLUSTER, _EVENTS = f"/{CLUSTER}/GetCluster", f"/{CLUSTER}/ListEvents"
 _LIST, _ONE = f"/{CLUSTER}/ListExecutors", f"/{CLUSTER}/GetExecutor"
@@ -60,8 +67,8 @@ _LIST, _ONE = f"/{CLUSTER}/ListExecutors", f"/{CLUSTER}/GetExecutor"
 
 @dataclass(slots=True)
 class _Kept:
-    """The JSON of one executor, and the numbers of its last changes. An executor that was deleted
-    has no facts.
+    """The JSON of one executor: `facts`, and the measured use. The numbers `facts_at` and `used_at`
+    say which change was the last change of each. For a deleted executor, `facts` is empty.
     """
 
     facts: str = ""
@@ -72,7 +79,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reader:
-    """The reader of a stream."""
+    """The client of one stream."""
 
     certificate: bytes
     peer: str
@@ -82,7 +89,7 @@ class Live:
     """Serves the live streams of one application.
 
     Args:
-        calls: reaches the servicers.
+        calls: the object that calls the servicers.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -95,7 +102,7 @@ class Live:
         self._epoch = 0
         self._number = 0
         self._next_event = 0
-        self._called_s: float | None = None  # when the call in progress began
+        self._called_s: float | None = None  # time when the call in progress began
         self._late: list[str] = []  # changed executors that are not read yet
         self._cluster = ""
         self._cluster_at = 0
@@ -106,14 +113,15 @@ class Live:
         """Returns the lines of a stream.
 
         Args:
-            certificate: the certificate of the reader.
-            peer: its network address.
-            last_id: id of the last message that the client has; empty: none.
+            certificate: the certificate of the client.
+            peer: the network address of the client.
+            last_id: id of the last message that the client has received. Empty if the client has
+                received no message.
 
         Raises:
             InvalidArgument: the id is malformed.
-            FinegrainError: the reader may not read, there are too many streams, or the resource
-                manager does not answer. Later errors end the stream.
+            FinegrainError: the client is not allowed to read the cluster, there are too many
+                streams, or the resource manager does not answer. Later errors end the stream.
         """
         since = _position(last_id)
         reader = _Reader(certificate, peer)
@@ -176,7 +184,7 @@ class Live:
     # -- texts -----------------------------------------------------------------------------------
 
     def _snapshot(self) -> list[str]:
-        """Returns the messages of a snapshot. Only the last has an id."""
+        """Returns the messages of a snapshot. Only the last message has an id."""
         present = [each for each in self._executors.values() if each.facts]
         parts = [present[at : at + PAGE] for at in range(0, len(present), PAGE)] or [[]]
         texts = []
@@ -190,7 +198,9 @@ class Live:
         return texts
 
     def _delta(self, since: int) -> str:
-        """Returns the changes after a number. Streams that are up to date share the text."""
+        """Returns a message with the changes after the number `since`. The last message is stored,
+        because most streams need the same message.
+        """
         if self._shared[:2] == (since, self._number):
             return self._shared[2]
         facts, used, gone = [], [], []
@@ -248,8 +258,8 @@ class Live:
         self._news = asyncio.Event()
 
     async def _call(self, method: str, request: Any) -> Any:
-        """Makes a call with the identity of one of the readers. If a reader was denied, its stream
-        ends, and the next reader is used.
+        """Makes a call with the identity of one client that reads a stream. If this client was
+        denied, its stream ends, and the call is repeated with the identity of the next client.
         """
         while True:
             reader = next(iter(self._readers))
@@ -270,8 +280,8 @@ class Live:
         return called_s is not None and asyncio.get_running_loop().time() - called_s > STALE_S
 
     async def _changed(self, most_s: float) -> list[str] | None:
-        """Waits for events, at most `QUIET_S`. Returns the changed executors, including those that
-        were not read in time before; None: nothing has changed.
+        """Waits for events, at most `QUIET_S`. Returns the changed executors, including executors
+        that changed earlier and were not read yet. Returns None if nothing has changed.
         """
         wait = Duration()
         wait.FromMilliseconds(1 if self._late else max(1, round(min(most_s, QUIET_S) * 1000)))
@@ -292,7 +302,8 @@ class Live:
             self._next_event = max(newest.next_sequence, 1)
         cluster = await self._call(_CLUSTER, cluster_pb2.GetClusterRequest())
         if cluster.rm_epoch != self._epoch:
-            # The numbers of the former epoch are not valid any more, so clients get a snapshot.
+            # The numbers of the former epoch are no longer valid, so clients that connect again get
+            # a snapshot.
             self._epoch = cluster.rm_epoch
         self._begin_change()
         self._keep_cluster(cluster)
@@ -309,7 +320,7 @@ class Live:
             token = page.next_page_token
             if not token:
                 break
-            # Show changes before the end of a long read.
+            # The read of all executors can take long. So send changes before its end.
             if names := await self._changed(0):
                 await self._read_some(names)
                 found.update(names)
@@ -319,7 +330,7 @@ class Live:
             self._drop(name)
 
     async def _read_some(self, names: list[str]) -> None:
-        """Reads the sums, and at most `ALONE_MAX` executors."""
+        """Reads the sums of the cluster, and the first `ALONE_MAX` of the executors."""
         names, self._late = names[:ALONE_MAX], names[ALONE_MAX:]
         cluster = await self._call(_CLUSTER, cluster_pb2.GetClusterRequest())
         found: dict[str, Any] = {}
@@ -329,8 +340,9 @@ class Live:
                 found[name] = (await self._call(_ONE, wanted)).executor
             except NotFound:
                 found[name] = None
-        # No stream is served between the new number and the last change with this number. Otherwise
-        # a stream would send the number too early, and miss the other changes.
+        # There is no `await` between the new number and the last change with this number.
+        # Otherwise, a stream could send the number before all its changes are stored, and would
+        # miss the later changes.
         self._begin_change()
         self._keep_cluster(cluster)
         for name, executor in found.items():

@@ -1,4 +1,4 @@
-"""Serves the page of a resource manager and its sessions, beside the routes.
+"""Serves the page of a resource manager and the sessions of browsers, in addition to the routes.
 
 A session needs two secrets. Scripts cannot read the cookie, but browsers send it to every port of
 this host, and tasks may listen on some of these ports. So each call also needs a token, which only
@@ -31,7 +31,9 @@ from resource_manager.service.identities.web_sessions import NO_SESSION, WebSess
 from resource_manager.web_site import WebSite
 
 COOKIE = "__Host-finegrain"
-"""Browsers accept this name only with `Secure`, with the path /, and without a domain."""
+"""Name of the cookie. Browsers accept a cookie with this prefix only if it has `Secure` and the
+path /, and no domain.
+"""
 
 LEADING_PAGE = "leading_page"
 SESSION = "/session"
@@ -66,8 +68,8 @@ class ManagerPage:
         await app(scope, receive, send)
 
     def _certificate(self, request: Request) -> bytes:
-        """Returns the certificate of a caller: the certificate of its connection, or of its
-        session.
+        """Returns the certificate of a caller: the certificate of the connection or, if the
+        connection has none, the certificate of the session.
 
         Raises:
             PermissionDenied: a page of another origin has caused the request.
@@ -76,8 +78,9 @@ class ManagerPage:
         changes = request.method not in _READS
         shown = certificate_of(request)
         if shown:
-            # If a browser has a certificate, it also shows it in calls that other pages cause.
-            # Programs do not send the headers that name the page.
+            # A browser with a certificate also shows the certificate in calls that other pages
+            # cause. Programs do not send the headers that name the page, so do not require these
+            # headers.
             check_same_origin(request, self._origins(request), must_say=False)
             return shown
         if COOKIE not in request.cookies and TOKEN_HEADER not in request.headers:
@@ -91,8 +94,8 @@ class ManagerPage:
         )
 
     def _origins(self, request: Request) -> tuple[str, ...]:
-        """The origins of this page: its own address, and the address with which the browser reached
-        the page.
+        """The origins of this page: the address with which the browser reached the page, and the
+        configured address of the page.
         """
         return (f"https://{request.headers.get('host', '')}", self._site.sessions.address)
 
@@ -123,8 +126,8 @@ class ManagerPage:
                 raise Unauthenticated(NO_SESSION)
             check_same_origin(request, self._origins(request), must_say=False)
             session = self._session(request)
-            # Use the same checks as for other callers: the certificate may be denied, or its
-            # authority dropped.
+            # Use the same checks as for other callers. The certificate is possibly denied, or the
+            # cluster no longer trusts its authority.
             self._site.calls.check(
                 "/finegrain.v1.ClusterService/GetCluster", session.certificate.encode(), ""
             )
@@ -145,7 +148,9 @@ class ManagerPage:
         return response
 
     def _check_leads(self) -> None:
-        """Refuses sessions while another resource manager leads, and names its page."""
+        """Refuses sessions while another resource manager is the leader. The error names the page
+        of the leader.
+        """
         refusal = self._site.refusal()
         if refusal is None:
             return

@@ -1,7 +1,8 @@
-"""Describes the HTTP interface in OpenAPI 3.1. The description is made from the table of routes.
+"""Describes the HTTP interface in OpenAPI 3.1. The module generates the description from the table
+of routes.
 
-The messages of the protocol describe requests. The classes that the client library and the commands
-use describe answers.
+The schemas of requests come from the messages of the protocol. The schemas of answers come from the
+classes that the client library and the commands use.
 """
 
 from __future__ import annotations
@@ -235,7 +236,8 @@ _PLAIN: dict[Any, Schema] = {
 
 def _of_dataclass(kind: type, schemas: dict[str, Schema]) -> Schema:
     if kind.__name__ not in schemas:
-        schemas[kind.__name__] = {}  # do this before the fields, because a class may contain itself
+        # Set this before the fields are read, because a class can contain itself.
+        schemas[kind.__name__] = {}
         hints = get_type_hints(kind)
         schemas[kind.__name__] |= {
             "type": "object",

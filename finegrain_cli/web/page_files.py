@@ -14,7 +14,9 @@ from finegrain_cli.web.application import HEADERS
 PAGE = Path(__file__).parent / "page"
 CODE_BYTES_MAX = 200
 TOKEN_HEADER = "x-finegrain-token"
-"""Header in which the page sends its token. Forms and pages of other ports cannot send it."""
+"""Header in which the page sends its token. Forms, and pages of other ports, cannot send this
+header.
+"""
 KINDS = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -37,7 +39,7 @@ PAGE_HEADERS = {
 
 
 async def page_file(request: Request) -> Response:
-    """Returns a file of the page. For every other path, returns the page itself, which shows the
+    """Returns a file of the page. If no file has the path, returns the page itself, which shows the
     view of this path.
     """
     path = request.path_params["path"] or "index.html"
@@ -48,7 +50,7 @@ async def page_file(request: Request) -> Response:
     return Response(_content(file), media_type=kind, headers=PAGE_HEADERS)
 
 
-@cache  # there are only few files
+@cache  # the page has only few files
 def _content(file: Path) -> bytes:
     return file.read_bytes()
 
@@ -69,11 +71,12 @@ def check_same_origin(request: Request, own: tuple[str, ...], *, must_say: bool)
     Args:
         request: the request.
         own: the origins of this page, such as "https://host:7172".
-        must_say: True: the request must say where it comes from. Browsers always do this for
-            requests that change something.
+        must_say: True if the request must have a header that names its origin. Browsers always send
+            such a header with requests that change something.
 
     Raises:
-        PermissionDenied: another page has caused the request, or the request does not say which.
+        PermissionDenied: a page of another origin has caused the request, or the request does not
+            name its origin although it must.
     """
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is not None and site not in ("same-origin", "none"):

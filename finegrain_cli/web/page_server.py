@@ -1,10 +1,10 @@
 """Serves the page on a loopback port, for one user, while `finegrain web` runs.
 
-The command prints an address with a code in its fragment, which browsers never send. The page
-exchanges the code for a token and keeps the token in its memory. The code is valid once, and for a
-minute. Other users and tasks of this host can connect to the port, but get no data without the
-token. A page of another port cannot send the token, because it cannot set the header that contains
-the token.
+The command prints an address with a code in its fragment. Browsers never send the fragment of an
+address. The page exchanges the code for a token and keeps the token in its memory. The code is
+valid once, and only for a minute. Other users of this host, and tasks, can connect to the port, but
+get no data without the token. A page of another port cannot send the token, because it cannot set
+the header that contains the token.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CODE_S = 60.0
 
 
 class PageSession:
-    """The code and the token of one run of the command."""
+    """Keeps the code and the token of one run of the command."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -51,7 +51,7 @@ class PageSession:
         self.token = secrets.token_urlsafe(32)
 
     def new_code(self) -> str:
-        """Returns a code that `redeem` accepts once. An earlier code becomes useless."""
+        """Returns a code that `redeem` accepts once. An earlier code becomes invalid."""
         self._code = secrets.token_urlsafe(24)
         self._code_until_s = self._clock() + CODE_S
         return self._code
@@ -64,7 +64,7 @@ class PageSession:
         """
         expected = self._code
         is_right = bool(expected) and hmac.compare_digest(expected.encode(), code.encode())
-        # After a wrong code, the right code stays valid. Otherwise every task of this host could
+        # After a wrong code, the right code stays valid. Otherwise, every task on this host could
         # prevent the user's login.
         if is_right:
             self._code = ""
@@ -83,7 +83,7 @@ class PageServer:
     Args:
         connection: the connection of the user. The caller closes it.
         host: the loopback address.
-        port: the port; 0: the kernel chooses one.
+        port: the port. If 0, the kernel chooses a port.
 
     Raises:
         ConfigurationError: the port is in use.
@@ -131,7 +131,8 @@ def make_page(connection: Connection, session: PageSession, host: str) -> Any:
     Args:
         connection: the connection of the user.
         session: code and token.
-        host: the only allowed value of the header Host. So other names of this port do not work.
+        host: the only allowed value of the header Host. Requests to the same port under another
+            host name are refused.
     """
     calls = RemoteCalls(connection, session.token.encode())
     api = make_application(calls, _token_of)
@@ -177,11 +178,11 @@ def make_page(connection: Connection, session: PageSession, host: str) -> Any:
 
 
 def _refusal(request: Request, host: str) -> PermissionDenied | None:
-    """Refuses requests that another page has caused."""
+    """Returns an error if another page has caused the request. Otherwise, returns None."""
     if request.headers.get("host") != host:
         return PermissionDenied(f"this page is at http://{host} only")
     if request.method == "GET" and not request.url.path.startswith("/v1/"):
-        return None  # a navigation
+        return None  # the user opens the page, possibly from another page
     try:
         check_same_origin(request, (f"http://{host}",), must_say=False)
     except PermissionDenied as error:

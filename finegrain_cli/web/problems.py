@@ -43,7 +43,7 @@ class Changed(FailedPrecondition):
 
 
 class OtherContent(InvalidArgument):
-    """A key of a request is used again for a request with other content."""
+    """A client used the key of an earlier request for a request with other content."""
 
 
 BY_CLASS: dict[type[FinegrainError], int] = {Changed: 412, OtherContent: 422}
@@ -55,7 +55,7 @@ def problem(error: FinegrainError, status: int = 0) -> Response:
 
     Args:
         error: the error.
-        status: the HTTP status; 0: the status of the error's class.
+        status: the HTTP status. If 0, the response has the status of the error's class.
     """
     number = (
         status

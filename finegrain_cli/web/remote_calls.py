@@ -11,14 +11,15 @@ from finegrain_cli.web.routes import CLUSTER, IDENTITY, MANAGER
 from finegrain_client.connection import Connection
 
 LONG_WAIT_S = 30.0
-"""Deadline of a call that may wait for events."""
+"""Deadline in seconds of a call that can wait for events."""
 
 
 class RemoteCalls:
-    """Makes calls as one user.
+    """Makes calls with the identity of one user.
 
     Args:
-        connection: the connection of the user. It finds the leader, and tries again.
+        connection: the connection of the user. The connection finds the leader, and repeats failed
+            calls.
         token: the token that the page shows instead of a certificate.
     """
 

@@ -1,8 +1,8 @@
 """Reads messages of the protocol from JSON and from the query of a URL.
 
-The names are those of the protocol. A duration `grace` is the number `grace_s`, in seconds. A word
-of an enum does not contain the name of the enum: "PENDING". A time is a text in the format of RFC
-3339.
+Fields have their names in the protocol. But a duration `grace` is the number `grace_s`, in seconds.
+A word of an enum, such as "PENDING", does not contain the name of the enum. A time is a text in the
+format of RFC 3339.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FLOATS = (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
 
 
 def message_from_query(kind: type[Message], pairs: Iterable[tuple[str, str]]) -> Message:
-    """Returns a message from the query of a URL. A repeated name makes a list.
+    """Returns a message from the query of a URL. If a name is repeated, its values become a list.
 
     Raises:
         InvalidArgument: a name or a value is not allowed.
@@ -81,12 +81,12 @@ def named_fields(descriptor: Any) -> dict[str, FieldDescriptor]:
 
 
 def json_name(field: FieldDescriptor) -> str:
-    """Returns the name of a field in JSON: durations end with `_s`."""
+    """Returns the name of a field in JSON. Names of durations end with `_s`."""
     return f"{field.name}_s" if _message_name(field) == DURATION else field.name
 
 
 def entry_of(field: FieldDescriptor, name: str) -> FieldDescriptor:
-    """Returns the field `key` or `value` of a map."""
+    """Returns the field `name` of the entries of a map: `key` or `value`."""
     assert field.message_type is not None  # noqa: S101 - every map has a message of its entries
     return field.message_type.fields_by_name[name]
 
@@ -110,7 +110,7 @@ def _fill(message: Message, data: Any, path: str) -> None:
                 where, _shown(value), f"one of the fields {', '.join(sorted(described))}"
             )
         if value is None:
-            continue  # the field counts as absent
+            continue  # null means that the field is absent
         if is_map(field):
             _fill_map(getattr(message, field.name), field, value, where)
         elif is_repeated(field):
@@ -200,7 +200,9 @@ def _number(value: Any, where: str) -> float:
 
 
 def _from_text(field: FieldDescriptor, text: str, where: str) -> Any:
-    """Returns the JSON value for the text of a field in a query or in the key of a map."""
+    """Converts a text to the JSON value of a field. The text comes from a query, or is the key of a
+    map.
+    """
     if field.cpp_type in _INTEGERS and field.enum_type is None:
         if not re.fullmatch(r"-?[0-9]{1,20}", text):
             raise InvalidArgument(where, _shown(text), "an integer")

@@ -39,8 +39,8 @@ IDENTITY = "finegrain.v1.IdentityService"
 
 Json = dict[str, Any]
 Form = Callable[[Any, Any], Json]
-"""A function that returns the JSON document of an answer, from the request's message and the
-answer's message.
+"""A function that returns the JSON document of an answer. Its arguments are the message of the
+request and the message of the answer.
 """
 
 
@@ -57,9 +57,9 @@ class Route:
         kind: value of "kind" in the answer.
         form: the function that makes the answer's document.
         summary: one sentence for the description of the interface.
-        value: class of the answer, or of its items; None: there is no class.
+        value: class of the answer, or of its items. None if the answer has no class.
         is_list: True if the answer has items.
-        guarded_by: path of the resource whose ETag a caller can name in `If-Match`; empty:
+        guarded_by: path of the resource whose ETag a caller can name in `If-Match`. If empty,
             `If-Match` is refused.
         status: HTTP status of a successful answer.
     """
@@ -78,7 +78,7 @@ class Route:
 
     @property
     def pattern(self) -> str:
-        """The path for the router, which must accept the slash in the name of a user."""
+        """The path in the form for the router. The form accepts the slash in the name of a user."""
         return self.path.replace("{user}", "{user:path}")
 
     @property
@@ -93,7 +93,7 @@ class Route:
 
 
 def document(kind: str, data: Mapping[str, Any]) -> Json:
-    """Returns a JSON document with its version and kind, as the command prints it."""
+    """Returns a JSON document with its version and kind, in the form that the command prints."""
     return {"api_version": API_VERSION, "kind": kind, **data}
 
 
@@ -114,7 +114,7 @@ def _whole(kind: str, value: type[Value], _request: Any, answer: Any) -> Json:
 
 
 def _named(kind: str, *names: str) -> Form:
-    """Returns a form that contains fields of the request, for answers without content."""
+    """For answers without content: returns a form whose document contains fields of the request."""
     return lambda request, _answer: document(kind, {name: getattr(request, name) for name in names})
 
 
@@ -125,7 +125,7 @@ def _executor(_request: Any, answer: cluster_pb2.GetExecutorResponse) -> Json:
 
 
 def _policy(request: Any, answer: Any) -> Json:
-    # the answer to a change does not say which settings the executor follows
+    # Only answers to reads, and not answers to changes, say which settings the executor follows.
     given = {} if hasattr(answer, "followed_number") else {"followed_number": None}
     found = read_hosts(
         host_policy.HostPolicyStatus, answer, executor_id=request.executor_id, **given

@@ -1,7 +1,7 @@
 """Serves the application over HTTPS, in the process and on the event loop of the resource manager.
 
-The port is open from the start. When the first connection arrives, the web libraries are imported
-and the application is made. So if the HTTP interface is not used, it costs nothing.
+The port is open from the start. When the first connection arrives, this module imports the web
+libraries and makes the application. So an unused HTTP interface costs nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _tls(site: WebSite) -> ssl.SSLContext:
             f"rm.web_certificate {site.certificate_file} and rm.web_key {site.key_file} cannot be"
             f" used: {error}"
         ) from None
-    # A browser shows no certificate. A program may show a certificate of the cluster.
+    # A browser usually shows no certificate. A program can show a certificate of the cluster.
     context.verify_mode = ssl.CERT_OPTIONAL
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata=site.own.credentials.authorities)
@@ -72,7 +72,7 @@ def _tls(site: WebSite) -> ssl.SSLContext:
 
 
 class _Listener:
-    """Makes a protocol for each connection."""
+    """Makes the protocol object of each connection."""
 
     def __init__(self, site: WebSite) -> None:
         self._site = site
@@ -88,7 +88,7 @@ class _Listener:
 
     @cached_property
     def _connections(self) -> Connections:
-        """Returns the connections. The first call imports the web libraries."""
+        """The connections of the port. The first access imports the web libraries."""
         from finegrain_cli.web.connection import Connections
         from finegrain_cli.web.manager_page import ManagerPage
 

@@ -1,7 +1,7 @@
 """Reads tasks and their output at the executors, for the page that `finegrain web` serves.
 
-The calls have the identity of the user. The page is never the holder of an output: a task never
-waits for it, and the executor may drop output that the page has not read in time.
+The calls have the identity of the user. The page is never the holder of an output. So a task never
+waits for the page, and the executor can drop output that the page has not read in time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TaskReader:
         self._connection = connection
 
     async def tasks(self, executor_id: str, job_id: str) -> list[TaskStatus]:
-        """Returns the tasks of a job on an executor, in order of submission."""
+        """Returns the tasks of a job on an executor, in the order in which they were submitted."""
         async with self._executor(executor_id, job_id) as (stub, address):
             answer = await call_with_retries(
                 lambda timeout_s: stub.ListTasks(
@@ -64,8 +64,8 @@ class TaskReader:
     async def watch(
         self, executor_id: str, job_id: str, task_id: str
     ) -> AsyncGenerator[te.WatchTaskResponse, None]:
-        """Yields the states and the output of a task until both have ended."""
-        # After a break, the stream continues where it broke.
+        """Yields the states and the output of a task, until the task and its output have ended."""
+        # If the connection breaks, the next stream continues at these offsets.
         ends, has_ended = {1: 0, 2: 0}, False
         async with self._executor(executor_id, job_id) as (stub, address):
 
@@ -95,8 +95,8 @@ class TaskReader:
 
     @asynccontextmanager
     async def _executor(self, executor_id: str, job_id: str) -> AsyncIterator[tuple[Any, str]]:
-        """Connects to an executor. Yields its stub, which proves the user's right, and its
-        address.
+        """Connects to an executor. Yields a stub of the executor, and the executor's address. Calls
+        of the stub prove that the user is allowed to read the job.
         """
         connection = self._connection
         asked = cluster_pb2.GetExecutorRequest(executor_id=executor_id)
@@ -117,8 +117,8 @@ def task_routes(reader: TaskReader, check: Callable[[Request], None]) -> list[Ro
     """Returns the routes of tasks.
 
     Args:
-        reader: reads the tasks.
-        check: raises an error if a request does not come from the page.
+        reader: the object that reads the tasks.
+        check: a function that raises an error if a request does not come from the page.
     """
     return [
         Route("/tasks", partial(_guarded, partial(_tasks, reader), check), methods=["GET"]),
@@ -161,7 +161,7 @@ async def _tasks(reader: TaskReader, request: Request) -> Response:
 async def _output(reader: TaskReader, request: Request) -> Response:
     task_id = check_id("task_id", request.path_params["task_id"])
     messages = reader.watch(*_place(request), task_id)
-    # The first message is read here, so that an error becomes a response and not a broken stream.
+    # Read the first message here, so that an error becomes a response and not a broken stream.
     first = await anext(messages, None)
     return StreamingResponse(
         output_lines(messages, first), media_type="text/event-stream", headers=STREAM_HEADERS
@@ -174,7 +174,7 @@ async def output_lines(
     """Yields server-sent events: `output` with a stream and its text, `task` with a state, and
     `failed` with an error that ended the stream.
 
-    Bytes that are no UTF-8 become the replacement character.
+    Bytes that are not valid UTF-8 become the replacement character.
     """
     decoders = {number: codecs.getincrementaldecoder("utf-8")("replace") for number in STREAMS}
     ends = dict.fromkeys(STREAMS, 0)

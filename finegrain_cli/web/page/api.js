@@ -3,19 +3,19 @@
 import { followLive } from "./live.js";
 import { signal } from "./vendor/signals.mjs";
 
-/** The identity that the page acts as, such as "user/alice". */
+/** The identity with which the page acts, such as "user/alice". */
 export const identity = signal("");
 /** True in a session at the resource manager, false in a page of `finegrain web`. */
 export const lasting = signal(false);
-/** Counts events of the cluster: views read again when it changes. */
+/** Counts events of the cluster. Views read their data again when this number changes. */
 export const news = signal(0);
 /** The last message of the live stream: a part of a snapshot, or a change. */
 export const live = signal(null);
-/** The time of the resource manager's last answer; 0: there was none. */
+/** The time of the resource manager's last answer, or 0 if the resource manager has not answered. */
 export const answered = signal(0);
-/** The reason why the last call failed; empty: it succeeded. */
+/** The reason why the last call failed, or an empty text if the call succeeded. */
 export const failure = signal("");
-/** The present time, once a second. */
+/** The present time, which is updated once a second. */
 export const now = signal(Date.now());
 
 const KEPT = "finegrain-token";
@@ -25,7 +25,7 @@ setInterval(() => {
   now.value = Date.now();
 }, 1000);
 
-/** An error of the resource manager: `code`, `status`, and a sentence as its message. */
+/** An error that the resource manager has reported. It has a `code`, a `status`, and a sentence as its message. */
 export class Problem extends Error {
   constructor(status, body) {
     super(body.detail || `the server answered ${status}`);
@@ -36,9 +36,10 @@ export class Problem extends Error {
 }
 
 /**
- * Begins with the code in the address, or continues a session of this browser. A session at the
- * resource manager lasts longer than this page, so its token is kept. Pages of other ports cannot
- * read it. The token of `finegrain web` stays in the memory of the page.
+ * Begins a session with the code in the address, or continues a session of this browser. A session at
+ * the resource manager lasts longer than this page, so the browser stores the token of the session.
+ * Pages of other ports cannot read this token. The token of `finegrain web` stays in the memory of the
+ * page.
  */
 export async function begin() {
   const code = location.hash.slice(1);
@@ -85,7 +86,7 @@ export async function call(method, path, body) {
   return data;
 }
 
-/** Yields the events of a stream as [name, data], until it ends or `signal` ends it. */
+/** Yields the events of a stream as [name, data], until the stream ends or `signal` aborts the stream. */
 export async function* stream(path, signal) {
   const response = await fetch(path, { headers: { "x-finegrain-token": token }, signal });
   const kind = response.headers.get("content-type") ?? "";
@@ -104,7 +105,7 @@ export async function* stream(path, signal) {
   }
 }
 
-/** Reads a route. */
+/** Reads a route with GET, and returns its JSON. */
 export const get = (path) => call("GET", path);
 
 /** Reads all pages of a list. */
@@ -120,7 +121,7 @@ export async function list(path) {
   return items;
 }
 
-/** Follows the stream as long as the page is open. `news` tells the views about each message. */
+/** Follows the live stream as long as the page is open. `news` increases with each message, so that the views read again. */
 function follow() {
   followLive(token, (message) => {
     if (message.kind === "lost") {

@@ -11,7 +11,7 @@ import { Events } from "./views/events.js";
 import { Groups } from "./views/groups.js";
 import { Job, Jobs } from "./views/jobs.js";
 
-const STALE_MS = 3000; // a quiet stream sends something every second
+const STALE_MS = 3000; // a stream without changes sends a comment every second
 
 const VIEWS = [
   ["/", "Cluster", Overview],

@@ -1,4 +1,4 @@
-// Lines over time, with uPlot. A table of the same values is the text alternative.
+// Draws lines over time with uPlot. A table of the same values is the text alternative.
 
 import uPlot from "./vendor/uplot.mjs";
 import { useEffect, useRef } from "./vendor/hooks.mjs";
@@ -7,9 +7,9 @@ import { html } from "./parts.js";
 
 const HEIGHT = 150;
 const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3]];
-const ROWS = 12; // values in the table
+const ROWS = 12; // maximum number of values in the table
 
-/** Returns at most `most` positions of a list of this length, evenly spaced, including the last position. */
+/** Returns at most `most` positions of a list of this length. The positions are evenly spaced and include the last position. */
 export function sampled(length, most) {
   const step = Math.max(1, Math.ceil(length / most));
   const found = [];
@@ -20,7 +20,7 @@ export function sampled(length, most) {
 /**
  * A chart.
  *
- * `times` are seconds since 1970, `lines` are [name, values], and `write` makes the text of a value.
+ * `times` are seconds since 1970. Each of `lines` is [name, values]. `write` returns the text of a value.
  */
 export function Chart({ title, times, lines, write }) {
   const ref = useRef(null);
@@ -29,7 +29,7 @@ export function Chart({ title, times, lines, write }) {
   const names = lines.map(([name]) => name).join("\n");
   const isEmpty = !times.length;
   useEffect(() => {
-    if (isEmpty) return undefined; // there is no place for lines yet
+    if (isEmpty) return undefined; // without values, the page has no element for the lines yet
     const colors = theme();
     const axis = { stroke: colors.quiet, grid: { stroke: colors.line, width: 0.5 }, ticks: { stroke: colors.line } };
     const options = {

@@ -6,9 +6,9 @@ import { list, live } from "./api.js";
 
 const JOBS_MS = 5000; // groups of jobs are read again after this time
 
-/** The sums of the cluster; null: not read yet. */
+/** The sums of the cluster, or null if they have not been read yet. */
 export const cluster = signal(null);
-/** All hosts, in order of id; null: not read yet. */
+/** All hosts, in order of id, or null if they have not been read yet. */
 export const hosts = signal(null);
 /** The group of each job, by id. */
 export const groupOfJob = signal(new Map());
@@ -22,7 +22,7 @@ effect(() => {
   if (message.cluster) cluster.value = message.cluster;
   if (message.kind === "snapshot") {
     parts = message.first ? message.executors : [...parts, ...message.executors];
-    // the first hosts are shown before the last ones arrive
+    // show the first hosts before the last hosts arrive
     if (!message.more || !hosts.peek()) hosts.value = parts;
   } else {
     hosts.value = changed(hosts.peek() ?? [], message);
@@ -50,7 +50,7 @@ export function useCluster() {
   useEffect(() => {
     if (Date.now() - readAt < JOBS_MS) return;
     readAt = Date.now();
-    readJobs().catch(() => {}); // colors of groups are missing until the next change
+    readJobs().catch(() => {}); // ignore the error: the colors of groups are missing until the next change
   }, [version]);
 }
 
@@ -59,9 +59,9 @@ async function readJobs() {
   groupOfJob.value = new Map(jobs.map((job) => [job.job_id, job.group]));
 }
 
-/** Reads the groups of jobs once, for a view that shows slots only. */
+/** Reads the groups of jobs once, for a view that shows only slots. */
 export function useJobs() {
   useEffect(() => {
-    readJobs().catch(() => {}); // colors of groups are missing until the next view
+    readJobs().catch(() => {}); // ignore the error: the colors of groups are missing until the next view
   }, []);
 }

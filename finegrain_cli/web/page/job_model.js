@@ -1,6 +1,6 @@
-// Jobs and groups as plain data: timelines, plans of graphs, and changes of groups.
+// Converts jobs and groups to plain data: timelines, plans of graphs, and changes of groups.
 
-/** Bars of a timeline: each request waits, then has its slot until it ends. Times are in ms. */
+/** Returns the bars of a timeline. A bar has the time for which a request waits, and the time for which it has a slot. Times are in ms. */
 export function timeline(requests, now) {
   const bars = requests.filter((one) => one.create_time).map((one) => {
     const from = Date.parse(one.create_time);
@@ -13,7 +13,7 @@ export function timeline(requests, now) {
   return { start, end, bars: bars.sort((a, b) => a.from - b.from) };
 }
 
-/** The chains of a job graph, from its tasks: tasks with the same operators are subtasks of a chain. */
+/** Returns the chains of a job graph, computed from its tasks. Tasks with the same operators are subtasks of one chain. */
 export function chains(tasks) {
   const found = new Map();
   for (const task of tasks) {
@@ -31,7 +31,7 @@ export function chains(tasks) {
   return all;
 }
 
-/** The operators of a chain with their managed memory over all subtasks. */
+/** Returns the operators of a chain. The managed memory of an operator is the sum over all subtasks. */
 export function quotas(chain) {
   return chain.operators.map((id) => {
     const all = chain.subtasks.flatMap((task) => task.operators.filter((each) => each.operator_id === id));
@@ -40,7 +40,7 @@ export function quotas(chain) {
   });
 }
 
-/** The typed settings of a group that differ from its present settings; null: there are none, or a value is no number. */
+/** Returns the typed settings of a group that differ from its present settings, or null if no setting differs or a value is wrong. */
 export function groupChange(group, { weight, cpus }) {
   const found = {};
   const wanted = Number(weight);

@@ -1,9 +1,9 @@
-// The live stream of the resource manager: one connection, the state that it has sent, and readers.
-// All tabs of a browser share it, in a worker. If a browser has no shared workers, each tab has a
-// separate connection, and a hidden tab closes its connection.
+// The live stream of the resource manager: one connection, the state that the connection has sent, and
+// readers. All tabs of a browser share the stream, in a worker. If a browser has no shared workers, each
+// tab has a separate connection, and a hidden tab closes its connection.
 
 const PAUSE_MS = 1000;
-const PART = 250; // hosts in one message, so that a page stays responsive
+const PART = 250; // maximum number of hosts in one message, so that a page stays responsive
 
 /** Follows the stream. Each reader is a function that gets the messages. */
 export class LiveStream {
@@ -30,7 +30,7 @@ export class LiveStream {
     if (!this.#connection) this.#follow();
   }
 
-  /** Removes a reader. Without readers, the connection is closed. */
+  /** Removes a reader. If no reader is left, closes the connection. */
   remove(reader) {
     this.#readers.delete(reader);
     if (this.#readers.size === 0) this.#close();
@@ -76,7 +76,7 @@ export class LiveStream {
       throw Object.assign(new Error(detail), { status: response.status, detail });
     }
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    // A message may come in many parts, so they are joined only once.
+    // A message can arrive in many parts. Join the parts only once, when the message is complete.
     for (let parts = []; ; ) {
       const { value, done } = await reader.read();
       if (done) return;
@@ -113,7 +113,7 @@ export class LiveStream {
   }
 }
 
-/** Follows the stream for this page, with a function that gets the messages. */
+/** Follows the stream for this page. `reader` is a function that gets the messages. */
 export function followLive(token, reader) {
   if (typeof SharedWorker === "undefined") {
     const stream = new LiveStream();

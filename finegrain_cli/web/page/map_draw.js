@@ -1,5 +1,6 @@
-// Draws maps on a canvas. Reserved, allocated and used parts differ in pattern, not only in color:
-// dots are reserved, stripes are allocated, a solid fill is used, empty is free.
+// Draws maps on a canvas. Reserved, allocated and used parts differ in pattern, not only in color. Dots
+// mark reserved parts, stripes mark allocated parts, and a solid fill marks used parts. Free parts are
+// empty.
 
 import { useEffect, useRef } from "./vendor/hooks.mjs";
 import { html } from "./parts.js";
@@ -8,7 +9,7 @@ import { percent } from "./format.js";
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-/** The colors of a canvas, as the page has them now. */
+/** Returns the colors for a canvas: the present colors of the page. */
 export function theme() {
   return dark.matches
     ? { ground: "#1e2329", line: "#4a545f", text: "#e8eaed", quiet: "#a2aab4", bad: "#ff8a80", plain: "#5b9bd9" }
@@ -18,7 +19,7 @@ export function theme() {
 /** The color of a name, such as a job or a group. */
 export const colorOf = (name) => `hsl(${hue(name)} 55% ${dark.matches ? 62 : 42}%)`;
 
-/** A canvas that is as wide as its place, and is drawn again when `draw` changes. */
+/** A canvas that is as wide as the element around it. The canvas is drawn again when `draw` changes. */
 export function Canvas({ height, draw, label, onClick, onMove }) {
   const ref = useRef(null);
   useEffect(() => {
@@ -58,7 +59,7 @@ function stripes(context, x, y, width, height, color) {
   context.globalAlpha = 1;
   context.strokeStyle = color;
   context.beginPath();
-  // the stripes of all parts continue each other, so they start at a fixed grid
+  // start all stripes at a fixed grid, so that the stripes of neighboring parts continue each other
   for (let at = Math.floor((x - height) / 5) * 5; at < x + width; at += 5) {
     context.moveTo(at, y + height);
     context.lineTo(at + height, y);
@@ -74,14 +75,14 @@ function dots(context, x, y, width, height, color) {
   }
 }
 
-/** A part of a bar: allocated stripes, and from below a solid used part. */
+/** Draws a part of a bar: stripes for the allocated amount, and from below a solid fill for the used amount. */
 export function part(context, x, y, width, height, color, used) {
   stripes(context, x, y, width, height, color);
   context.fillStyle = color;
   context.fillRect(x, y + height * (1 - used), width, height * used);
 }
 
-/** Rectangles of the parts of a row: [part, x, width]. Small parts are at least one pixel wide. */
+/** Returns the rectangles of the parts of a row as [part, x, width]. Small parts are at least one pixel wide. */
 export function spans(row, width) {
   let at = 0;
   const scale = row.total > 0 ? width / row.total : 0;
@@ -123,13 +124,13 @@ const PITCH = CELL + 3;
 export const gridHeight = (count) => (width) => Math.max(1, Math.ceil(count / columns(width))) * PITCH;
 const columns = (width) => Math.max(1, Math.floor(width / PITCH));
 
-/** The host at a point of a grid; undefined: there is none. */
+/** Returns the host at a point of a grid, or undefined if no host is at this point. */
 export function cellAt(hosts, width, x, y) {
   const across = Math.floor(x / PITCH);
   return across < columns(width) ? hosts[Math.floor(y / PITCH) * columns(width) + across] : undefined;
 }
 
-/** Draws one cell for each host: stripes up to the allocated part, solid up to the used part. */
+/** Draws one cell for each host. The cell has stripes up to the allocated part, and a solid fill up to the used part. */
 export function drawCells(context, width, hosts) {
   const colors = theme();
   hosts.forEach((host, number) => {
@@ -146,7 +147,7 @@ export function drawCells(context, width, hosts) {
     context.strokeStyle = bad ? colors.bad : colors.line;
     context.strokeRect(x + 0.5, y + 0.5, CELL - 1, CELL - 1);
     if (bad > 1) {
-      // a cross: lost, unreachable or unconfirmed; one stroke: draining
+      // A cross marks a host that is lost, unreachable or unconfirmed. One stroke marks a draining host.
       context.beginPath();
       context.moveTo(x + 1, y + 1);
       context.lineTo(x + CELL - 1, y + CELL - 1);

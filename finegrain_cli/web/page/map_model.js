@@ -9,13 +9,13 @@ export const CHUNK = 100;
 /** True if a host needs attention. */
 export const troubled = (host) => host.state !== "ACTIVE" || host.draining || Boolean(host.unreachable_reason);
 
-/** How bad the state of a host is: 0 is good. */
+/** Returns how bad the state of a host is. 0 means that the host has no problem. */
 export function severity(host) {
   return (host.state === "LOST" ? 8 : 0) + (host.unreachable_reason ? 4 : 0) +
     (host.state === "UNCONFIRMED" ? 2 : 0) + (host.draining ? 1 : 0);
 }
 
-/** The larger of the allocated parts of a host's cpu and memory, 0 to 1. */
+/** Returns the allocated part of a host's cpu or memory, 0 to 1, whichever is larger. */
 export function fullness(host) {
   const cpu = percent(host.allocated.cpu_milli ?? 0, host.total.cpu_milli);
   return Math.max(cpu, percent(memory(host.allocated), memory(host.total))) / 100;
@@ -30,7 +30,7 @@ const RANKS = {
   name: () => 0,
 };
 
-/** Sorts hosts: the worst, the fullest or the drained ones first. */
+/** Sorts hosts by `order`: the hosts with the worst state first, or the fullest or drained hosts first. */
 export function ordered(hosts, order) {
   const rank = RANKS[order] ?? RANKS.worst;
   return hosts
@@ -39,7 +39,7 @@ export function ordered(hosts, order) {
     .map(({ host }) => host);
 }
 
-/** The names of all labels of the hosts, "rack" first. */
+/** Returns the names of all labels of the hosts. The name "rack" comes first. */
 export function labelsOf(hosts) {
   const names = new Set(hosts.flatMap((host) => Object.keys(host.labels)));
   return [...names].sort((a, b) => (b === "rack") - (a === "rack") || (a < b ? -1 : 1));
@@ -98,7 +98,7 @@ function summed(name, hosts) {
   };
 }
 
-/** Numbers of a list of cpus or nodes, such as "0-3,8". */
+/** Returns the numbers in a list of cpus or nodes, such as "0-3,8". */
 export function numbers(list) {
   return (list || "").split(",").filter(Boolean).flatMap((part) => {
     const [first, last] = part.split("-").map(Number);
@@ -106,7 +106,7 @@ export function numbers(list) {
   });
 }
 
-/** The amounts of a slot at its nodes: [node, cpu, memory]; node null: at no particular node. */
+/** Returns the amounts of a slot at its nodes as [node, cpu, memory]. The node is null if the slot is bound to no node. */
 function placesOf(slot) {
   const cpu = slot.profile.cpu_milli ?? 0;
   const shares = slot.assignment?.numa ?? [];
@@ -121,8 +121,9 @@ function placesOf(slot) {
 }
 
 /**
- * The rows of a host's map. A row has a label, a total, and parts: each part has a kind ("slot" or
- * "reserved"), an amount, and for a slot the slot and the used part of it, 0 to 1.
+ * Returns the rows of a host's map. A row has a label, a total, and parts. Each part has a kind ("slot"
+ * or "reserved") and an amount. A part of the kind "slot" also has the slot, and the used fraction of
+ * the amount, 0 to 1.
  */
 export function hostRows(report, devices = []) {
   const nodes = [...new Set(report.cpus.map((cpu) => cpu.node))];
@@ -179,7 +180,7 @@ function deviceRow(status, slots) {
   return { ...row(label, "device", capacity[name] ?? 0, parts, status.device.numa_node), problem: status.problem };
 }
 
-/** The number of a color for a name, 0 to 359. Equal names have equal colors. */
+/** Returns the hue of the color for a name, 0 to 359. Equal names have equal colors. */
 export function hue(name) {
   let hash = 7;
   for (let at = 0; at < name.length; at += 1) hash = (hash * 31 + name.charCodeAt(at)) >>> 0;

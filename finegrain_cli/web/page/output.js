@@ -1,5 +1,5 @@
-// Tasks of a slot, and their output as it is written. The page keeps the last part of the output only,
-// and is never its holder: no task waits for a page.
+// The tasks of a slot, and their output while they write it. The page keeps only the last part of the
+// output. The page is never the holder of an output, so no task waits for a page.
 
 import { useEffect, useRef, useState } from "./vendor/hooks.mjs";
 import { get, lasting, stream } from "./api.js";
@@ -28,7 +28,7 @@ function ended({ state, result, reason, message }) {
   return `${state}: exit code ${result.exit_code}`;
 }
 
-/** Why this page has no tasks: the resource manager of a session may not call executors for its user. */
+/** Says why this page shows no tasks. In a session, the resource manager is not allowed to call executors for the user. */
 export const NO_TASKS = "To see tasks and their output, open the page with: finegrain web";
 
 /** The tasks of a slot, and the output of the chosen task. */

@@ -10,7 +10,7 @@ import { go, set, setting } from "./place.js";
 
 const shown = (value) => (typeof value === "string" ? visible(value) : value);
 
-/** Creates an element. No text in it has hidden characters; `html` never reads a text as markup. */
+/** Creates an element. In its texts, hidden characters are replaced. `html` never reads a text as markup. */
 function element(type, props, ...children) {
   if (typeof type === "string" && props) {
     for (const name of ["title", "aria-label"]) if (name in props) props[name] = shown(props[name]);
@@ -23,7 +23,7 @@ export const html = htm.bind(element);
 const PREVIEWED_MAX = 20;
 const REST = 20;
 
-/** True if the user may change something. Others see no buttons; the resource manager checks the role anyway. */
+/** True if the user is allowed to change something. Other users see no buttons. The resource manager checks the role in each case. */
 export const mayChange = () => identity.value.startsWith("operator/");
 
 /** A link to a view. */
@@ -39,8 +39,8 @@ export function Link({ to, children, ...more }) {
 /**
  * Reads data again after each event, and every `every` ms. Returns the data or an error.
  *
- * Reading takes at most one twentieth of the time, so a page costs little in a busy cluster. A hidden
- * page reads nothing.
+ * The pauses between reads are long enough that reads take at most one twentieth of the time. So a page
+ * costs little in a busy cluster. A hidden page reads nothing.
  */
 export function useData(read, key, every = 5000) {
   const [found, set] = useState({ data: null, error: null });
@@ -51,7 +51,7 @@ export function useData(read, key, every = 5000) {
     let timer = 0;
     let reading = false;
     let changed = false;
-    let next = 0; // when it may read again
+    let next = 0; // time of the next read after an event, at the earliest
     const plan = () => {
       clearTimeout(timer);
       const wait = changed ? next - performance.now() : every;
@@ -94,20 +94,20 @@ export function useData(read, key, every = 5000) {
   return found;
 }
 
-/** The content of a view, or the reason why it cannot be shown. */
+/** The content of a view, or the reason why the content cannot be shown. */
 export function Shown({ found, children }) {
   if (found.error && !found.data) return html`<p class="bad" role="alert">${found.error.message}</p>`;
   if (!found.data) return html`<p class="quiet">Loading …</p>`;
   return children(found.data);
 }
 
-/** The patterns of bars. They are in the page once. */
+/** The patterns of bars. The page contains this element once. */
 export const Patterns = () => html`<svg class="patterns" aria-hidden="true"><defs>
   <pattern id="dots" width="4" height="4" patternUnits="userSpaceOnUse"><rect class="dot" x="1" y="1" width="1.5" height="1.5" /></pattern>
   <pattern id="stripes" width="5" height="5" patternUnits="userSpaceOnUse"><rect class="pale" width="5" height="5" /><path class="stripe" d="M-1,6 L6,-1 M-1,1 L1,-1 M4,6 L6,4" /></pattern>
 </defs></svg>`;
 
-/** A bar with the reserved (dots), allocated (stripes) and used (solid) part of a whole. */
+/** A bar with three parts of a whole: the reserved (dots), the allocated (stripes) and the used part (solid). */
 export function Meter({ label, total, reserved = 0, allocated, used, write }) {
   const whole = total + reserved;
   const text = `${label}: ${write(allocated)} allocated and ${write(used)} used of ${write(total)}; ${write(reserved)} reserved for the system`;
@@ -120,26 +120,26 @@ export function Meter({ label, total, reserved = 0, allocated, used, write }) {
   </div>`;
 }
 
-/** Explains the patterns. */
+/** Explains the patterns of bars. */
 export const Legend = () => html`<ul class="legend" aria-label="Patterns">
   ${[["solid", "used"], ["stripes", "allocated, not used"], ["dots", "reserved for the system"], ["empty", "free"]].map(([kind, name]) => html`
     <li key=${kind}><svg aria-hidden="true"><rect class=${kind === "solid" ? "used" : "free"} width="100%" height="100%" />
       ${kind !== "solid" && kind !== "empty" && html`<rect fill=${`url(#${kind})`} width="100%" height="100%" />`}</svg> ${name}</li>`)}
 </ul>`;
 
-/** A choice that is kept in the address. */
+/** A selection box. The address of the page keeps the chosen value. */
 export function Choice({ name, label, values, words = {} }) {
   const chosen = setting(name, values);
   return html`<label>${label} <select value=${chosen} onChange=${(event) => set({ [name]: event.target.value === values[0] ? "" : event.target.value })}>
     ${values.map((value) => html`<option key=${value} value=${value} selected=${value === chosen}>${words[value] ?? value}</option>`)}</select></label>`;
 }
 
-/** A text to search for, which is kept in the address. */
+/** A search field. The address of the page keeps the text. */
 export function Search({ name, label }) {
   return html`<label>${label} <input type="search" value=${setting(name)} maxlength="100" onInput=${(event) => set({ [name]: event.target.value.trim() })} /></label>`;
 }
 
-/** A table with a heading for each column: [heading, function of the row]. `id` is the field that names a row. */
+/** A table. Each of `columns` is [heading, function that returns the cell of a row]. `id` is the field that identifies a row. */
 export function Table({ caption, columns, rows, empty, id = "" }) {
   if (!rows.length) return html`<p class="quiet">${empty}</p>`;
   return html`<div class="scrolls" tabindex="0" role="region" aria-label=${caption}><table>
@@ -149,7 +149,7 @@ export function Table({ caption, columns, rows, empty, id = "" }) {
   </table></div>`;
 }
 
-/** A dialog. Tab stays in it, and Escape closes it. Then the focus returns to where it was. */
+/** A dialog. Tab stays in the dialog, and Escape closes the dialog. Then the element that had the focus before gets it again. */
 export function Dialog({ title, close, children }) {
   const ref = useRef(null);
   useEffect(() => {
@@ -162,7 +162,7 @@ export function Dialog({ title, close, children }) {
     <div class="inside">${children}</div></dialog>`;
 }
 
-/** The slots and jobs that an action concerns, as the resource manager expects it now. */
+/** The slots and jobs that an action would change, as the resource manager predicts now. */
 function Preview({ action }) {
   const [found, set] = useState({ data: null, error: null });
   useEffect(() => {
@@ -191,7 +191,7 @@ const part = (share) => `${(100 * share).toFixed(1)} %`;
 
 /**
  * A button that asks before it changes something, and shows the error of a refused change. `preview`
- * is the action as `/v1/preview` names it.
+ * is the action in the form that `/v1/preview` accepts.
  */
 export function Action({ label, question, method, path, body, preview }) {
   const [state, set] = useState({ asks: false, error: "" });

@@ -1,5 +1,5 @@
-// The address of the view: its path, and its settings in the query. Every view can be restored from
-// its address.
+// Keeps the address of the view: the path, and a query with the settings of the view. The page can
+// restore every view from its address.
 
 import { signal } from "./vendor/signals.mjs";
 
@@ -13,7 +13,7 @@ globalThis.addEventListener?.("popstate", () => {
   query.value = new URLSearchParams(location.search);
 });
 
-/** Returns the query with some settings changed: an empty value removes a setting. */
+/** Returns the query with some settings changed. An empty value removes a setting. */
 export function changed(params, changes) {
   const next = new URLSearchParams(params);
   for (const [name, value] of Object.entries(changes)) {
@@ -42,13 +42,13 @@ export function set(changes, remembers = false) {
   else history.replaceState(null, "", to);
 }
 
-/** Returns a setting of the view; a value that is not in `allowed` counts as the first one. */
+/** Returns a setting of the view. If the value is not in `allowed`, returns the first allowed value. */
 export function setting(name, allowed) {
   const value = query.value.get(name) ?? "";
   return !allowed || allowed.includes(value) ? value : allowed[0];
 }
 
-/** The address of a host, a request or a job. */
+/** These functions return the address of the view of a host, a request or a job. */
 export const executorPath = (id) => `/executors/${encodeURIComponent(id)}`;
 export const requestPath = (id) => `/requests/${encodeURIComponent(id)}`;
 export const jobPath = (id) => `/jobs/${encodeURIComponent(id)}`;

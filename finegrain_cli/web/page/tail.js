@@ -1,9 +1,9 @@
-// The last part of an output.
+// Keeps the last part of an output.
 
-export const KEPT = 131_072; // characters of output that the page keeps
+export const KEPT = 131_072; // number of characters of output that the page keeps
 const PIECE = 8192;
 
-/** Keeps the last part of an output as pieces of [stream, text]. Counts what it has dropped. */
+/** Keeps the last part of an output as pieces of [stream, text]. Counts the dropped characters. */
 export class Tail {
   constructor(most = KEPT) {
     this.most = most;

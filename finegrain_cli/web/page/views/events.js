@@ -1,4 +1,4 @@
-// Events of the cluster, or of one executor, job or request.
+// The events of the cluster, or of one executor, job or request.
 
 import { get } from "../api.js";
 import { short } from "../format.js";

@@ -1,5 +1,5 @@
-// One host: its map with the slots in their places, its cpus, its devices, and the chosen slot with
-// its tasks and their output.
+// One host: its map with the place of each slot, its cpus, its devices, and the chosen slot with the
+// tasks of the slot and their output.
 
 import { get, list } from "../api.js";
 import { UsageCharts } from "../chart.js";
@@ -149,7 +149,7 @@ function rowText(row) {
   return `${row.label}: ${count(booked.length, "slot")}, ${part} % allocated${row.problem ? `, ${row.problem}` : ""}`;
 }
 
-/** One cell for each cpu: striped if a slot has it for itself, filled up to the measured use. */
+/** One cell for each cpu. A cell is striped if the cpu is dedicated to a slot, and filled up to the measured use. */
 function Cpus({ report, host }) {
   const nodes = [...new Set(report.cpus.map((each) => each.node))];
   const owner = new Map(report.slots.flatMap((slot) => numbers(slot.cpus).map((number) => [number, slot])));
@@ -196,14 +196,14 @@ function Cpus({ report, host }) {
 
 const WORDS = ["cpu", "cpuset", "memory", "pids", "kill", "countable", "gpu_core", "gpu_memory", "devices", "device_access"];
 
-/** The chosen slot: its size, what enforces its limits, its use and its tasks. */
+/** The slot that the address of the page names, if the address names a slot. */
 function Chosen({ slots }) {
   const slot = slots.find((each) => each.allocation_id === query.value.get("slot"));
   if (!slot) return null;
   return html`<${SlotPanel} key=${slot.allocation_id} slot=${slot} />`;
 }
 
-/** Everything about one slot. */
+/** One slot: its size, the enforcement of its limits, its use and its tasks. */
 export function SlotPanel({ slot }) {
   const path = `/v1/slots/${encodeURIComponent(slot.allocation_id)}/usage`;
   const usage = useData(() => get(path), path, 30_000);

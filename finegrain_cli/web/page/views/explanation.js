@@ -1,5 +1,5 @@
-// The whole explanation of a request: the reasons why it waits, the changes that would help, and the
-// requests before it.
+// The whole explanation of a request: the reasons why the request waits, the changes that would help,
+// and the requests before it in the queue.
 
 import { get } from "../api.js";
 import { age, amount, amounts, bytes, count, cpu, dimension, short } from "../format.js";
@@ -10,13 +10,13 @@ const HOSTS_MAX = 100;
 const CANCEL = { label: "Cancel request", question: "Cancel this request? It has no slot yet." };
 const RELEASE = { label: "Release", question: "Release this slot? Its tasks are ended." };
 
-/** A sentence: how many more slots of this size fit now, and whether executors were not counted. */
+/** Returns a sentence that says how many more slots of this size fit now, and whether executors were not counted. */
 export function moreFit(data) {
   const number = data.more_fit ? `${count(data.more_fit, "more slot")} of this size ${data.more_fit === 1 ? "fits" : "fit"} now` : "no more slot of this size fits now";
   return `${number}, if no other request were queued${data.more_may_fit ? "; not all executors are counted" : ""}`;
 }
 
-/** The explanation of a request, read from its address. */
+/** The explanation of a request. The page reads it from the route of the request. */
 export function Explanation({ id }) {
   const path = `/v1/requests/${encodeURIComponent(id)}/explanation`;
   const found = useData(() => get(path), path);

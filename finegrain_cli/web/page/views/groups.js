@@ -1,4 +1,4 @@
-// Groups as a tree: weight, share and use, and the use of one group in the last hour.
+// Groups as a tree with weight, share and use. Also the use of one group in the last hour.
 
 import { get } from "../api.js";
 import { Chart } from "../chart.js";

@@ -11,7 +11,7 @@ import { ExplainDialog, Why } from "./requests.js";
 
 const BARS_MAX = 60;
 const SLOTS_MAX = 200;
-const HOSTS_MAX = 8; // hosts whose tasks are read
+const HOSTS_MAX = 8; // maximum number of hosts whose tasks are read
 const STATES = ["PENDING", "ALLOCATING", "GRANTED", "CANCELLED", "REJECTED", "RELEASED", "LOST"];
 
 const end = (job) => html`<${Action} label="End" question=${`End ${job.name} with ${count(job.slots, "slot")}?`} method="POST" path=${`/v1/jobs/${encodeURIComponent(job.job_id)}/terminate`} preview=${{ action: "END_JOB", job_id: job.job_id }} />`;

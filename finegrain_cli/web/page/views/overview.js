@@ -1,5 +1,5 @@
-// The map of the cluster: groups of hosts, and in an open group each host with its NUMA nodes, slots
-// and devices.
+// The map of the cluster: groups of hosts. An open group shows each host with its NUMA nodes, slots and
+// devices.
 
 import { useCallback, useEffect, useRef, useState } from "../vendor/hooks.mjs";
 import { get } from "../api.js";
@@ -10,7 +10,7 @@ import { groupsOf, hostRows, labelsOf, ORDERS, severity, troubled } from "../map
 import { Choice, Legend, Link, Meter, Search, Shown, html } from "../parts.js";
 import { executorPath, go, query, set, setting } from "../place.js";
 
-const FEW = 12; // a cluster with at most so many hosts is shown with all groups open
+const FEW = 12; // up to this number of hosts, all groups are open
 const GROUPS_MAX = 150;
 const TILES_MAX = 48;
 const WORST_MAX = 12;
@@ -106,7 +106,7 @@ function Group({ group, label, open, toggle }) {
 }
 
 function Cells({ hosts }) {
-  // a canvas is drawn again only if one of its hosts has changed
+  // draw the canvas again only if one of its hosts has changed
   const latest = useRef(hosts);
   if (hosts.length !== latest.current.length || hosts.some((host, at) => host !== latest.current[at])) latest.current = hosts;
   const members = latest.current;
@@ -125,7 +125,7 @@ function Cells({ hosts }) {
   return html`<${Canvas} height=${height} draw=${draw} label=${label} onClick=${click} onMove=${move} />`;
 }
 
-/** One host in a sentence: the text alternative of its map. */
+/** Describes one host in a sentence, which is the text alternative of the map of the host. */
 export function describe(host) {
   const { total, allocated, used } = host;
   const state = troubled(host) ? `, ${word(host)}` : "";
@@ -140,7 +140,7 @@ function Tiles({ group }) {
     ${group.hosts.length > most && html`<p><button onClick=${() => more(most + TILES_MAX)}>Show more of ${group.hosts.length} hosts</button></p>`}`;
 }
 
-/** The map of one host. It reads the slots when it comes into sight. */
+/** The map of one host. The map reads the slots when it becomes visible. */
 function Tile({ host }) {
   const ref = useRef(null);
   const [visible, see] = useState(false);

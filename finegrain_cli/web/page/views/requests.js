@@ -25,7 +25,7 @@ export function Why({ id, children }) {
   return html`<button class="chip" aria-haspopup="dialog" onClick=${() => set({ explain: id }, true)}>${children}</button>`;
 }
 
-/** The explanation that the address names, in a dialog. */
+/** A dialog with the explanation of the request that the address of the page names. */
 export function ExplainDialog() {
   const id = setting("explain");
   if (!id) return null;
