@@ -1,7 +1,7 @@
 """Decodes one table of a TOML file key by key, and converts amounts with units.
 
 Each error names the file, the field, the value and the expected values. A key that the code never
-reads is also an error, which suggests the nearest known key.
+reads is also an error. This error suggests the nearest known key.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Computes the shared pools of a host: the cpus on which slots without dedicated cpus run.
 
-Each NUMA node of each package has a shared pool (LS) and a best-effort pool (BE). The rule is taken
-from Koordinator's node agent. The shared pool has every cpu that is not dedicated to a slot. The
-best-effort pool has these cpus, and also the cpus of LSR slots. A pool can be empty. The resource
-manager uses this module to show pools, and the executor uses it to enforce them.
+Each NUMA node of each package has a shared pool (LS) and a best-effort pool (BE). The rules for the
+pools come from Koordinator's node agent. The shared pool has every cpu that is not dedicated to a
+slot. The best-effort pool has these cpus, and also the cpus of LSR slots. A pool can be empty. With
+this module, the resource manager shows pools, and the executor enforces pools.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The kernel writes lists (``0-3,8``) and hexadecimal masks in groups of 32 bits
 which cpus exist.
 
 A set is one integer bit mask. So set operations and counting need no memory per member. Hosts with
-thousands of cpus or with sparse node ids are no special case.
+thousands of cpus or with sparse node ids need no special code.
 """
 
 import re

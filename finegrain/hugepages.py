@@ -1,5 +1,5 @@
-"""Converts the names of huge pages, as countable resources in requests, from and to the kernel's
-names.
+"""Converts the names of huge pages in requests, where huge pages are countable resources, to the
+kernel's names and back.
 
 A slot requests a number of pages. The resource names are the names that Kubernetes uses for bytes
 of huge pages: `hugepages-2Mi`, `hugepages-1Gi`, and so on for other sizes.

@@ -1,5 +1,5 @@
-"""Configures the logging of daemons to standard error. Each event is one line: text if standard
-error is a terminal, otherwise JSON, unless the options name the format.
+"""Configures the logging of daemons to standard error. Each event is one line of text or JSON. By
+default, a terminal gets text, and any other output gets JSON.
 
 If the name of a value marks the value as secret, the value is hidden. Messages of libraries that
 use Python's logging get the same form. The client library does not use this module, because this

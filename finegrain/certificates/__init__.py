@@ -1,6 +1,7 @@
-"""Makes and reads the certificates of a cluster: keys, requests, and the authority that signs
-certificates.
+"""Makes and reads keys, requests for certificates, and certificates. Contains the authority that
+signs the certificates of a cluster.
 
 This package needs the library `cryptography`. So only services and the commands that make
-certificates import it. Calls do not need the library: gRPC takes keys and certificates as PEM text.
+certificates import this package. Calls do not need the library: gRPC takes keys and certificates as
+PEM text.
 """

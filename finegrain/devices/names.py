@@ -1,8 +1,8 @@
 """Converts the names of device resources in a request to device requests.
 
 A request names resources: `gpu: 50` or `gpu-core: 60, gpu-memory: 4 GiB`. `device_requests` checks
-these names and amounts. For each type of device, it returns a `DeviceRequest` with the number of
-devices and the amounts of each device.
+these names and amounts. For each type of device, the function returns a `DeviceRequest` with the
+number of devices and the amounts of each device.
 
 Examples, in hundredths of a device unless noted:
 

@@ -1,4 +1,4 @@
-"""Creates instances of one class from the fields of another, by name."""
+"""Creates instances of one class from the fields of another class, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines parts of the explanation why a request waits."""
+"""Defines parts of the explanation of why a request waits."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 After any crash, each file has either its old or its new content, and is complete.
 
     executor.lock     locked by the one front that uses this directory
-    state.json        identity, epoch, slots, denials: one document, replaced whole
+    state.json        identity, epoch, slots, denials: one document, always replaced as a whole
     tasks/            the accepted tasks, see `task_journal.py`
     endpoint.json     addresses of the running front, for people and tools
     executor.*        the certificate, see `task_executor/membership.py`
@@ -285,7 +285,8 @@ def state_content(state: SavedState) -> dict[str, Any]:
 def parse_state(content: dict[str, Any], damage: list[str]) -> SavedState:
     """Decodes the content of state.json, from this version or an earlier version.
 
-    If a slot or the policy cannot be read, the function leaves it out and decodes all other parts.
+    If a slot or the policy cannot be read, the function leaves this part out and decodes all other
+    parts.
 
     Args:
         content: the content of the file, as `state_content` returns it.

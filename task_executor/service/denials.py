@@ -1,5 +1,5 @@
-"""Keeps the identities that administrators have denied, as the last list of the resource manager
-names them.
+"""Keeps the list of identities that administrators have denied. The resource manager sends the
+list.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decides for each process on a GPU whether it belongs to a slot or is a foreign process.
+"""Decides for each process on a GPU whether the process belongs to a slot or is a foreign process.
 
 A foreign process belongs to no slot of this executor. Processes that only draw graphics, and
 processes of the executor itself, do not count. A foreign process counts only when a second reading

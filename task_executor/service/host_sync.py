@@ -1,9 +1,9 @@
 """Reconciles the executor's state with the slots and tasks on the host.
 
 The front reconciles at its start, and when it has possibly missed events. The helper knows which
-slots and tasks exist on the host. The checkpoint knows which of them belong to this executor. The
-front adopts known slots and tasks, destroys unknown ones, reports missing ones as broken, and
-completes interrupted resizes.
+slots and tasks exist on the host. The checkpoint knows which of these slots and tasks belong to
+this executor. The front adopts known slots and tasks, destroys unknown slots and tasks, reports
+missing ones as broken, and completes interrupted resizes.
 """
 
 from __future__ import annotations

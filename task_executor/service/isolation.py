@@ -1,4 +1,4 @@
-"""Converts the helper's isolation report into the isolation and the notes for users.
+"""Converts the helper's isolation report into the isolation values and the notes that users see.
 
 A note is a sentence about a limit that is not enforced.
 """

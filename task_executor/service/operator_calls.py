@@ -1,5 +1,5 @@
-"""Serves the calls of job masters and tasks that register operators of job graphs and change the
-peers of a task.
+"""Serves the calls that register operators of job graphs, and the call that changes the peers of a
+task. Job masters and tasks make these calls.
 """
 
 from __future__ import annotations

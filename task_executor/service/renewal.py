@@ -48,7 +48,8 @@ class Renewal:
         self._link = link
         self._state_dir = state_dir
         self._now = now
-        self._wanted = asyncio.Event()  # the RM trusts other authorities than this executor
+        # Set if this executor and the RM trust different authorities.
+        self._wanted = asyncio.Event()
 
     async def run(self) -> None:
         """Renews until cancelled."""
@@ -65,7 +66,7 @@ class Renewal:
                 await asyncio.sleep(RETRY_EXPIRED_S if self._is_expired() else RETRY_S)
 
     def follow(self, authorities_sha256: str) -> None:
-        """Renews the certificate soon if this executor trusts other authorities than the RM does.
+        """Renews the certificate soon if this executor and the RM trust different authorities.
 
         Args:
             authorities_sha256: the digest of the authorities that the RM trusts, from the RM's

@@ -1,8 +1,8 @@
 """Resizes slots while their tasks run.
 
 A resize has these steps: book the new size, save the checkpoint, enforce the size in the kernel,
-save the checkpoint again, report the size. If the front or the helper crashes during a resize, the
-executor completes the resize when both run again. If tasks then use more than the new size, the
+save the checkpoint again, and report the size. If the front or the helper crashes during a resize,
+the executor completes the resize when both run again. If tasks then use more than the new size, the
 executor does not complete the resize. Until the helper has confirmed the limits, both sizes stay
 booked and reports contain the old size.
 """

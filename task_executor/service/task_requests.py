@@ -1,4 +1,4 @@
-"""Decodes and checks task submissions, before anything is done."""
+"""Decodes and checks task submissions, before a submission has any effect."""
 
 from __future__ import annotations
 
