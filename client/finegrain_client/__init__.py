@@ -353,8 +353,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Imports a public name on first use.
 
-    Most programs use only some of the modules. To import all of them would take as long as all
-    other work of a short command.
+    Most programs use only some of the modules. The import of all modules would take as long as
+    everything else that a short command does.
     """
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")

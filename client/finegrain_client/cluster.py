@@ -123,8 +123,8 @@ class Cluster(Operations, Identities):
 
         Args:
             name: name for people to read, 1 to 200 printable characters.
-            group: resource group of the job. If it is empty, the first rule of a group that matches
-                decides; if no rule matches, the group is "default".
+            group: resource group of the job. If it is empty, the rules of the groups choose the
+                group; if no rule matches, the group is "default".
             lease_s: time in seconds without contact after which the resource manager ends the job,
                 1 s to 1 day.
             detached: if true, the job has no lease, and leaving `async with` does not end the job.
@@ -259,7 +259,7 @@ class Cluster(Operations, Identities):
         Raises:
             NotFound: EXECUTOR_UNKNOWN, ALLOCATION_UNKNOWN, GROUP_UNKNOWN: there is no such
                 executor, request or group.
-            InvalidArgument: none of the three arguments is set, or more than one.
+            InvalidArgument: none of the three arguments is set, or more than one is set.
         """
         message = pb.GetUsageRequest(
             executor_id=executor_id, allocation_id=allocation_id, group=group

@@ -58,7 +58,7 @@ class ExecutorLink:
 
     Attributes:
         address: address of the executor.
-        executor_id: id that the executor proves to have.
+        executor_id: id of the executor. The executor must prove that it has this id.
         certificate: version of the client's certificate with which the channel was opened.
         stub: the stub of the executor's service.
     """
@@ -115,8 +115,8 @@ class Connection:
         self._cluster_name = credentials.who.cluster
         self._renewal = Renewal(self.own, file, self._renew_certificate)
         self._manager_channels: dict[tuple[str, int], grpc.aio.Channel] = {}
-        # Stubs by service and channel. The connection keeps them, because the creation of a stub
-        # takes a part of the time of a call.
+        # Stubs by service and channel. The connection keeps them, because a new stub for each call
+        # would make calls slower.
         self._stubs: dict[tuple[object, grpc.aio.Channel], object] = {}
         self._links: OrderedDict[tuple[str, str, int], ExecutorLink] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()

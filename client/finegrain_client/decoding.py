@@ -1,7 +1,9 @@
-"""Converts the servers' messages into the values of `types`. A field of a value comes from the
-field of the message with the same name. If the names differ, the table of `Reading` entries maps
-them. `decoding_hosts.py` and `decoding_identities.py` convert the values that few programs need.
-They are separate modules because the import of the classes of these values is slow.
+"""Converts the servers' messages into the values of `types`.
+
+A field of a value comes from the field of the message with the same name. If the names differ, the
+table of `Reading` entries maps them. `decoding_hosts.py` and `decoding_identities.py` convert the
+values that few programs need. They are separate modules because the import of the classes of these
+values is slow.
 """
 
 from __future__ import annotations

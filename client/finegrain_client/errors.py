@@ -15,7 +15,7 @@ from finegrain_client.types.status import SlotStatus
 
 
 def reason_of(text: str, otherwise: Reason) -> Reason:
-    """Returns the reason with this name; `otherwise` if this client does not know the name."""
+    """Returns the reason with this name, or `otherwise` if this client does not know the name."""
     try:
         return Reason(text)
     except ValueError:

@@ -152,8 +152,8 @@ class SlotSpec:
             job.
         near: rules about slots of the same job: the slot is near one of the slots with these
             labels. A rule is "KEY=VALUE[,KEY=VALUE...][@LEVEL][:STRENGTH]", for example
-            "app=db@numa:preferred". LEVEL: host (default), numa, l3 or core; levels below the host
-            need dedicated cpus. STRENGTH: required (default) or preferred.
+            "app=db@numa:preferred". LEVEL is host (default), numa, l3 or core; levels below the
+            host need dedicated cpus. STRENGTH is required (default) or preferred.
         apart: rules like `near`: the slot is apart from all slots with these labels.
         time_limit_s: longest time of the slot in seconds, 1 s to 10 years; None means no limit. The
             executor ends the slot after this time. The request then ends with reason TIME_LIMIT.

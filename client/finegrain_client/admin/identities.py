@@ -24,7 +24,9 @@ AUDIT_PAGE = 1_000
 
 
 class Identities:
-    """The part of `Cluster` with the calls that let new members join and reject identities."""
+    """The part of `Cluster` with the calls about join tokens, identities and sessions of the web
+    page.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -170,15 +170,16 @@ class Operations:
     ) -> GroupStatus:
         """Creates a resource group, or changes the given settings of an existing group.
 
-        The settings apply from the next scheduling decision on. They never stop running slots.
+        The settings apply from the next scheduling decision on. The settings never stop a slot that
+        runs.
 
         Args:
             name: name of the group: 1 to 63 characters (a-z 0-9 . _ -). The first is a letter or a
                 digit.
             weight: weight of the group, 0.001 to 1,000,000. A group of weight 4 gets four times the
                 share of a group of weight 1.
-            parent: the parent group; an empty value means no parent. It can change only while the
-                group has no jobs.
+            parent: the parent group; an empty value means no parent. The parent can change only
+                while the group has no jobs.
             description: text for people.
             minimum: guaranteed minimum by dimension ("cpu_milli", "memory_bytes", or "extended."
                 and a name). None removes the minimum of a dimension.

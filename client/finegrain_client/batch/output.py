@@ -101,7 +101,7 @@ def publish_all(folder: Path | None, outputs: Sequence[Output]) -> None:
     if folder is None or not outputs:
         return
     with ThreadPoolExecutor(min(len(outputs), SYNCS_AT_ONCE)) as pool:
-        # Submit all before the first wait. Otherwise they would run one after the other.
+        # Submit all calls before the first wait. Otherwise the calls would run one after the other.
         for done in [pool.submit(each.publish) for each in outputs]:
             done.result()
     # The renames are durable only after a sync of the folder.

@@ -111,7 +111,7 @@ class Runner:
         """Makes `run` return soon.
 
         Args:
-            stop_mode: "cancel": release all slots and end the job. "leave": keep slots, tasks and
+            stop_mode: "cancel" releases all slots and ends the job. "leave" keeps slots, tasks and
                 the job for the next runner.
         """
         # Only the first request to stop has an effect.

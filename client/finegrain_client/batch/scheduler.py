@@ -1,9 +1,9 @@
 """Schedules a batch: keeps the state of each thread of work, and decides the next actions.
 
 The scheduler makes four decisions: which thread runs in a slot, what happens after an attempt, how
-many slots are requested, and when a thread runs a second time. It keeps the number of waiting
-requests plus free slots equal to the number of threads that need a slot. A request does not belong
-to a certain thread. The scheduler is pure: the session reports events to it, writes
+many slots are requested, and when a thread runs a second time. The scheduler keeps the number of
+waiting requests plus free slots equal to the number of threads that need a slot. A request does not
+belong to a certain thread. The scheduler is pure: the session reports events to it, writes
 `Actions.changes` to disk, and then carries out `Actions`.
 """
 
@@ -295,7 +295,8 @@ class BatchScheduler:
             thread = self._thread_for(held, stragglers)
             if thread is None:
                 return
-            # Each start has a new number, so its task id differs from those of earlier starts.
+            # Each start has a new number, so its task id differs from the task ids of earlier
+            # starts.
             attempt = self._attempt_counts.get(thread, 0) + 1
             self._attempt_counts[thread] = attempt
             self._actions.changes.begun.append(

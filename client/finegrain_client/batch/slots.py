@@ -162,7 +162,7 @@ class BatchSlots:
 
         Raises:
             RequestRejected: the requests can never be served.
-            Unavailable: no answer came. Members that were accepted are cancelled.
+            Unavailable: no answer came. If members were accepted, the client cancels them.
             FinegrainError: the resource manager refused the call for another reason.
         """
         spec = replace(self._spec, count=count)

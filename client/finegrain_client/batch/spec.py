@@ -1,7 +1,7 @@
 """Defines the specification of a batch: command, slots, retries, and when to stop.
 
-The specification is checked before the resource manager is called. It also returns the command and
-environment of each attempt.
+The specification is checked before the resource manager is called. The specification also returns
+the command and environment of each attempt.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BatchSpec:
             `restart_on_device_loss` are ignored: the request of a lost slot is always queued again.
         name: name for people to read, 1 to 200 printable characters.
         priority: order of the batch within its group, -100 to 100; the highest is served first.
-        group: resource group. If it is empty, the first rule that matches decides; if no rule
+        group: resource group. If it is empty, the rules of the groups choose the group; if no rule
             matches, the group is "default".
         job_labels: labels of the batch's job, which the rules of the groups can use.
         after: jobs that must end before the first thread starts: a `JobDependency`, or the id of a
@@ -54,10 +54,11 @@ class BatchSpec:
         timeout_s: after this time in seconds, a thread is ended and fails; None means that there is
             no limit.
         retries: number of times that a failed thread is tried again. A lost slot is not a failure.
-        retry_delay_s: delay before the first retry of a thread. It doubles with each further retry,
-            up to 60 s.
-        on_failure: what happens when a thread has failed and has no retries left. "continue": the
-            other threads continue. "stop": no more threads start, and running threads finish.
+        retry_delay_s: delay before the first retry of a thread. The delay doubles with each further
+            retry, up to 60 s.
+        on_failure: what happens when a thread has failed and has no retries left. With "continue",
+            the other threads continue. With "stop", no more threads start, and running threads
+            finish.
         failures_max: the batch also stops when more than this number of threads have failed and
             have no retries left; None means that there is no limit.
         speculate: if true, a thread can run a second time: if it takes far longer than other

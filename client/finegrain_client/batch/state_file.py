@@ -36,7 +36,7 @@ from finegrain_client.batch.values import BatchState, ThreadResult, ThreadState
 class StateFile:
     """The state of one batch, opened by the runner that works on it.
 
-    Use `create` or `open` to get one.
+    Use `create` or `open` to get an object of this class.
 
     Args:
         path: the path of the state file.

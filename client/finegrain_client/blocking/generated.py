@@ -498,7 +498,7 @@ class Request(Handle["AsyncRequest"]):
     Attributes:
         allocation_id: id of the request and of the slot that will serve the request.
         state: state of the request. `reason` (a stable code) and `message` explain the state.
-        slot: latest slot of the request; None if it has no slot yet. `Slot.has_ended` tells whether
+        slot: latest slot of the request; None if it has no slot yet. `Slot.has_ended` says whether
             the slot has ended.
         gang: the gang to which the request belongs; None if it belongs to no gang.
         acknowledged: True if the resource manager has stored the request durably.
@@ -558,8 +558,8 @@ class Request(Handle["AsyncRequest"]):
 
         Raises:
             StillWaiting: (a TimeoutError) the request was not granted within `timeout_s`.
-            RequestRejected, RequestEnded, SlotLost: the request ended without a slot. GangTimeout,
-                which is a RequestRejected: the gang was not placed in time.
+            RequestRejected, RequestEnded, SlotLost: the request ended without a slot. The error is
+                GangTimeout (a RequestRejected) if the gang was not placed in time.
             JobEnded: the job has ended.
         """
         return Slot(self.loop, self.loop.run(self.inner.granted(timeout_s)))
@@ -695,7 +695,8 @@ class RequestRange(Handle["AsyncRequestRange"]):
 
 
 class Job(ContextHandle["AsyncJob"]):
-    """A job: registered on entering `with`, kept alive inside it, and ended on exit.
+    """A job. Entering `with` registers the job, and leaving `with` ends the job. In
+    between, the client renews the lease of the job.
 
     Attributes:
         job_id: id of the job. Another process of the same user can open the job by this id, with
@@ -904,7 +905,8 @@ class Job(ContextHandle["AsyncJob"]):
         """Starts a server to which executors offer slots directly; see `job/offers.py`.
 
         The server shows the certificate of this client, which must have the role `user`. The server
-        stops when the job is left. A second call returns the address of the running server.
+        stops when the client leaves the job. A second call returns the address of the running
+        server.
 
         Args:
             address: the address "host:port" to listen on. With port 0, the kernel chooses a free
@@ -967,8 +969,8 @@ class Cluster(LoopOwner["AsyncCluster"]):
 
         Args:
             name: name for people to read, 1 to 200 printable characters.
-            group: resource group of the job. If it is empty, the first rule of a group that matches
-                decides; if no rule matches, the group is "default".
+            group: resource group of the job. If it is empty, the rules of the groups choose the
+                group; if no rule matches, the group is "default".
             lease_s: time in seconds without contact after which the resource manager ends the job,
                 1 s to 1 day.
             detached: if true, the job has no lease, and leaving `with` does not end the job.
@@ -1063,7 +1065,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
         Raises:
             NotFound: EXECUTOR_UNKNOWN, ALLOCATION_UNKNOWN, GROUP_UNKNOWN: there is no such
                 executor, request or group.
-            InvalidArgument: none of the three arguments is set, or more than one.
+            InvalidArgument: none of the three arguments is set, or more than one is set.
         """
         return self.loop.run(
             self.inner.usage(executor_id=executor_id, allocation_id=allocation_id, group=group)
@@ -1331,15 +1333,16 @@ class Cluster(LoopOwner["AsyncCluster"]):
     ) -> GroupStatus:
         """Creates a resource group, or changes the given settings of an existing group.
 
-        The settings apply from the next scheduling decision on. They never stop running slots.
+        The settings apply from the next scheduling decision on. The settings never stop a slot that
+        runs.
 
         Args:
             name: name of the group: 1 to 63 characters (a-z 0-9 . _ -). The first is a letter or a
                 digit.
             weight: weight of the group, 0.001 to 1,000,000. A group of weight 4 gets four times the
                 share of a group of weight 1.
-            parent: the parent group; an empty value means no parent. It can change only while the
-                group has no jobs.
+            parent: the parent group; an empty value means no parent. The parent can change only
+                while the group has no jobs.
             description: text for people.
             minimum: guaranteed minimum by dimension ("cpu_milli", "memory_bytes", or "extended."
                 and a name). None removes the minimum of a dimension.

@@ -98,7 +98,8 @@ class BatchJob(Handle["AsyncBatchJob"]):
         call raises any other error, slots and tasks stay for the next runner.
 
         Args:
-            on_progress: a function that is called at most five times a second. It must not block.
+            on_progress: a function that is called at most five times a second. The function must
+                not block.
             retry_failed: if true, failed threads without remaining retries run again.
 
         Returns:

@@ -1,6 +1,6 @@
 """Finds operator chains: the operators that run together in one task.
 
-If an edge connects two operators, they are chained unless there is an `Obstacle`. A task is one
+Two operators that an edge connects are chained, unless there is an `Obstacle`. A task is one
 subtask of a chain. A chain is a tree: each of its operators except the first has exactly one input.
 """
 

@@ -11,8 +11,9 @@ A task has one channel for each producer subtask from which it reads. It has one
 each consumer subtask for which it writes. If the subtasks of an operator have different numbers of
 channels or subpartitions, the largest number counts for all subtasks.
 
-Example: an all-to-all edge from 4 to 3 subtasks. Each consumer has 4 channels: 4 x 2 + 8 = 16
-buffers. Each producer has 3 subpartitions: 3 buffers.
+Example: an all-to-all edge connects 4 subtasks of a producer with 3 subtasks of a consumer. Each
+consumer subtask has 4 channels and needs 4 x 2 + 8 = 16 buffers. Each producer subtask has 3
+subpartitions and needs 3 buffers.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Fractions are exact rationals. Only the last step computes bytes: the fraction t
 memory of the slot, rounded down. So the quotas of a group never add up to more than its managed
 memory. Rounding loses less than one byte for each operator. The lost bytes stay free in the slot.
 
-Example: three equal operators without resources, in a slot with 100 bytes of managed memory. Each
+Example: three equal operators without resources share a slot with 100 bytes of managed memory. Each
 operator has the fraction 1/3 and a quota of 33 bytes. One byte stays free.
 """
 

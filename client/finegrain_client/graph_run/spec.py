@@ -30,8 +30,8 @@ class GraphRunSpec:
 
     Attributes:
         plan: the plan.
-        group: resource group of the job. If it is empty, the first rule of a group that matches
-            decides; if no rule matches, the group is "default".
+        group: resource group of the job. If it is empty, the rules of the groups choose the group;
+            if no rule matches, the group is "default".
         env: environment of all tasks.
         cwd: absolute path of the working directory of all tasks; an empty value means a scratch
             directory for each task.

@@ -27,9 +27,10 @@ class GangSpec:
         members: one or several specs, each with a `count`, for 1 to 1,000 slots in total. All specs
             must have the same `restart_on_loss` and `restart_on_device_loss`, and no
             `target_address`.
-        placement: the rule for the executors of the members. ANYWHERE: there is no rule.
-            SAME_EXECUTOR: one executor. SAME_LABEL: executors with the same value of `label`.
-            SPREAD: a different executor for each member.
+        placement: the rule for the executors of the members. With ANYWHERE, there is no rule. With
+            SAME_EXECUTOR, all members are on one executor. With SAME_LABEL, all members are on
+            executors with the same value of `label`. With SPREAD, each member is on a different
+            executor.
         label: name of the label; only with SAME_LABEL.
         timeout_s: after this time in seconds, a waiting gang is rejected; None means that the gang
             waits without limit.

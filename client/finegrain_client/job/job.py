@@ -50,7 +50,8 @@ ABANDONING_BUDGET_S = 2.0
 
 
 class Job:
-    """A job: registered on entering `async with`, kept alive inside it, and ended on exit.
+    """A job. Entering `async with` registers the job, and leaving `async with` ends the job. In
+    between, the client renews the lease of the job.
 
     Attributes:
         job_id: id of the job. Another process of the same user can open the job by this id, with
@@ -302,7 +303,8 @@ class Job:
         """Starts a server to which executors offer slots directly; see `job/offers.py`.
 
         The server shows the certificate of this client, which must have the role `user`. The server
-        stops when the job is left. A second call returns the address of the running server.
+        stops when the client leaves the job. A second call returns the address of the running
+        server.
 
         Args:
             address: the address "host:port" to listen on. With port 0, the kernel chooses a free

@@ -47,7 +47,7 @@ class Request:
     Attributes:
         allocation_id: id of the request and of the slot that will serve the request.
         state: state of the request. `reason` (a stable code) and `message` explain the state.
-        slot: latest slot of the request; None if it has no slot yet. `Slot.has_ended` tells whether
+        slot: latest slot of the request; None if it has no slot yet. `Slot.has_ended` says whether
             the slot has ended.
         gang: the gang to which the request belongs; None if it belongs to no gang.
         acknowledged: True if the resource manager has stored the request durably.
@@ -106,8 +106,8 @@ class Request:
 
         Raises:
             StillWaiting: (a TimeoutError) the request was not granted within `timeout_s`.
-            RequestRejected, RequestEnded, SlotLost: the request ended without a slot. GangTimeout,
-                which is a RequestRejected: the gang was not placed in time.
+            RequestRejected, RequestEnded, SlotLost: the request ended without a slot. The error is
+                GangTimeout (a RequestRejected) if the gang was not placed in time.
             JobEnded: the job has ended.
         """
         try:

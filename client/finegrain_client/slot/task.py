@@ -170,8 +170,8 @@ class Task:
         self._must_acknowledge = asyncio.Event()
         self._input = TaskInput(slot, context, status.task_id)
         self._done: asyncio.Future[TaskResult] = asyncio.get_running_loop().create_future()
-        # If no caller waits for the task, asyncio would log that an exception was never retrieved.
-        # Read the exception here to prevent this message.
+        # Read the exception, because possibly no caller waits for the task, and asyncio logs each
+        # exception that was never retrieved.
         self._done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.task_id = status.task_id
         self.status = status
