@@ -92,11 +92,11 @@ class TaskExecutorOptions:
     numa_strategy: str = ""
     # how slots are bound to NUMA nodes: a NumaPolicy except Default; empty: it is not set
     alignment_policy: str = ""
-    # bind policy of requests that name none: a BindPolicy except Default and ConstrainedBurst;
-    # empty: it is not set
+    # bind policy of requests without a bind policy: a BindPolicy except Default and
+    # ConstrainedBurst; empty: it is not set
     default_bind_policy: str = ""
-    # exclusive policy of requests that name none: an ExclusivePolicy except Default; empty: it is
-    # not set
+    # exclusive policy of requests without an exclusive policy: an ExclusivePolicy except Default;
+    # empty: it is not set
     default_exclusive_policy: str = ""
     # CPU time that best-effort slots can book, in percent of the CPU time of their pool
     best_effort_percent: int = 100

@@ -28,7 +28,7 @@ def upgrade() -> None:
     connection = op.get_bind()
     users = {"default": {"*"}}
     for group, owner in connection.execute(sa.select(_jobs.c.group_name, _jobs.c.owner).distinct()):
-        # Administrators may use every group.
+        # Administrators can use every group.
         if not owner.startswith("operator/"):
             users.setdefault(group, set()).add(owner or "*")
     for name, admitted in users.items():

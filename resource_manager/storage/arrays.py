@@ -26,8 +26,8 @@ class Given:
         table: the table of the columns.
         names: the names of the columns, in the order of the rows' values.
         rows: the rows. There must be at least one.
-        arrays: the number of leading columns that are always sent as arrays. They are arrays even
-            if all rows have the same values in them.
+        arrays: the number of leading columns that are always sent as arrays, even if all rows have
+            the same value.
 
     Attributes:
         single: for each column, True if all rows have the same value. The value is then sent once.

@@ -17,7 +17,7 @@ from resource_manager.engine.model.effects import Changes
 from resource_manager.storage.store import Store
 
 ENTRIES_MAX = 1_000_000
-"""Maximum number of entries. If there are more, the oldest tenth is deleted."""
+"""Maximum number of entries. If the log has more entries, the oldest tenth is deleted."""
 HEAD = "audit/head"
 ANCHOR = "audit/anchor"
 PAGE = 1_000

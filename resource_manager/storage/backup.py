@@ -50,7 +50,7 @@ class Restored:
         rm_epoch: the epoch of the restored database.
         kept: the new path of the replaced database; None if there was no database.
         authority_key: public key of the cluster authority that the database belongs to, in
-            hexadecimal; empty: it belongs to none yet.
+            hexadecimal; empty if the database belongs to no authority yet.
     """
 
     rm_epoch: int
@@ -71,7 +71,7 @@ def backup(url: str, path: Path) -> None:
     source = _file(url, "pg_dump --format=custom")
     path = path.absolute()
     with os_errors(path):
-        # Only an older backup may be replaced. So a mistyped path destroys no other file.
+        # Replace only an older backup. So a mistyped path destroys no other file.
         if path.exists() and (not path.is_file() or _same(source, path) or not _is_ours(path)):
             raise InvalidArgument("path", str(path), "a new file, or an older backup to replace")
     check_is_ours(source)
@@ -91,8 +91,8 @@ def restore(url: str, path: Path, *, above_epoch: int) -> Restored:
     """Replaces the database at `url` with the backup at `path`.
 
     The resource manager must be stopped. All changes after the backup are lost. The next epoch is
-    above `above_epoch`, above the epoch of the backup and, if it can be read, above the epoch of
-    the replaced database.
+    above `above_epoch` and above the epoch of the backup. If the replaced database can be read, the
+    next epoch is also above the epoch of the replaced database.
 
     Args:
         url: the database to replace.
@@ -212,7 +212,7 @@ def _set_aside(database: Path) -> Path | None:
     """Keeps the old database and its WAL under another name. Returns the new path, or None.
 
     The old file also keeps its name until the new database replaces it. The WAL must be moved,
-    because SQLite would apply it to the new file.
+    because SQLite would apply the old WAL to the new file.
     """
     if not database.exists():
         wal_of(database).unlink(missing_ok=True)

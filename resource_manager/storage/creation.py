@@ -59,7 +59,7 @@ def create_sqlite(path: Path) -> None:
             database at the same time.
     """
     with os_errors(path), locked(path, "finegrain creating the database"):
-        # The path is checked again with the lock, because another process may have created the
+        # The path is checked again with the lock: possibly another process has created the
         # database.
         if path.exists():
             return
@@ -91,7 +91,7 @@ def upgrade_sqlite(path: Path) -> int:
     if version == tables.SCHEMA_VERSION:
         return version
     with os_errors(path), locked(path, "finegrain db upgrade"):
-        # The version is read again with the lock, because another process may have upgraded the
+        # The version is read again with the lock: possibly another process has upgraded the
         # database.
         version = check_is_ours(path).schema_version
         if version < tables.SCHEMA_VERSION:
@@ -117,7 +117,7 @@ def copy_sqlite(source: Path, target: Path) -> None:
         ):
             read.backup(write)
             # In this mode the copy is a single file that can be moved. When a store opens the copy,
-            # it sets the mode WAL again.
+            # the store sets the mode WAL again.
             write.execute("PRAGMA journal_mode = DELETE")
         put_in_place(temporary, target)
 
@@ -166,7 +166,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def _refuse_orphaned_wal(path: Path) -> None:
-    """Raises an error for a WAL without its database: SQLite would apply it to the new database.
+    """Raises an error for a WAL without a database. SQLite would apply it to the new database.
 
     Raises:
         StoreError: STORE_CORRUPT. There is a WAL, but no database.

@@ -53,7 +53,7 @@ class MemoryStore(Store):
         """Creates a store.
 
         Args:
-            database: the data, which other stores may share; None: new data.
+            database: the data, which other stores can share; None: new data.
             read_only: True: reject all changes.
         """
         self.database = database or MemoryDatabase()

@@ -57,7 +57,7 @@ def translated(
         away: True if the error is about the server or the connection, and not about the statement.
     """
     state = str(getattr(error, "sqlstate", None) or "")
-    # Keep only the first line. The other lines are context, and may contain values of rows.
+    # Keep only the first line. The other lines are context, and can contain values of rows.
     first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
     details = {"database": location, "sqlstate": state}
     if state.startswith(_CONTRADICTION):

@@ -37,7 +37,7 @@ DURABLE = (
 )
 """Makes one transaction durable, even if the server's default is `off`.
 
-The setting is made for each transaction, because a pooler may give one session to several clients.
+The setting is made for each transaction, because a pooler can give one session to several clients.
 A stronger setting (remote_apply) stays in effect.
 """
 
@@ -64,7 +64,7 @@ def postgresql_engine(location: DatabaseUrl, *, connections: int = CONNECTIONS) 
         "keepalives_interval": 2,
         "keepalives_count": 3,
         "tcp_user_timeout": SILENCE_MS,
-        # Prepared statements belong to a session, and a pooler may use another session for the next
+        # Prepared statements belong to a session, and a pooler can use another session for the next
         # transaction.
         "prepare_threshold": None,
     }
@@ -218,8 +218,7 @@ def _try_upgrade(engine: Engine, location: DatabaseUrl, give_up_at_s: float | No
         # Two processes that start at the same time must not both create the tables.
         connection.execute(text(f"SELECT pg_advisory_xact_lock({_UPGRADE_LOCK})"))
         connection.execute(text(f"SELECT {DURABLE}"))
-        # Read the version again under the lock, because another process may have upgraded the
-        # schema.
+        # Read the version again under the lock: possibly another process has upgraded the schema.
         version = version_of(connection, location)
         check_not_ahead(version, str(location))
         if version == SCHEMA_VERSION:

@@ -189,7 +189,7 @@ class PostgresqlStore(SqlStore):
         }
         with self._lease_lock, self._errors():
             self._must_be_open()
-            # Read the epoch under the lock, because another `_take` may change it.
+            # Read the epoch under the lock, because another call of `_take` can change the epoch.
             values["old_epoch"] = self._rm_epoch
             query_at_s = self._clock()
             found = self._on_lease_connection(lambda connection: connection.scalar(_TAKE, values))
@@ -201,7 +201,7 @@ class PostgresqlStore(SqlStore):
 
     def _lease(self) -> Lease:
         def read(connection: Connection) -> Lease:
-            # Newer software may have upgraded the schema while this process waited for the lease.
+            # Newer software possibly upgraded the schema while this process waited for the lease.
             check_not_ahead(migrate.recorded_version(connection), str(self.location))
             return read_lease(connection)
 
@@ -230,7 +230,7 @@ class PostgresqlStore(SqlStore):
                     raise
 
     def _extend_certainty(self, query_at_s: float) -> None:
-        # The time is counted from the start of the query, because the answer may have taken long.
+        # The time is counted from the start of the query, because the answer can take long.
         self._sure_until_s = query_at_s + self._lease_ms / 1000 * SURE_SHARE
 
     def holds_lease(self) -> bool:

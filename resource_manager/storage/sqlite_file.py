@@ -122,7 +122,7 @@ def read_header(path: Path) -> Header:
         ) from error
     if magic != _MAGIC:
         raise StoreError(not_a_database(path), reason=Reason.STORE_CORRUPT, details={"path": path})
-    # Read through SQLite, because the newest header may still be in the WAL.
+    # Read through SQLite, because the newest header is possibly still in the WAL.
     with sqlite_errors(path), closing(_plain_connection(path)) as connection:
         application_id = int(connection.execute("PRAGMA application_id").fetchone()[0])
         schema_version = int(connection.execute("PRAGMA user_version").fetchone()[0])

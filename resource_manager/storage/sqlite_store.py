@@ -55,7 +55,7 @@ class SqliteStore(SqlStore):
         super().__init__(location, writer=writer, reader=reader, statements=SqliteStatements())
         self._path: Path = location.path
         self._lock = LockFile(self._path)
-        # `renew` compares this identity, because the file may be replaced later
+        # `renew` compares this identity, because the file can be replaced later
         self._identity = self._path.stat()
         self._broken: StoreBroken | None = None
         self._commits = 0
@@ -64,8 +64,8 @@ class SqliteStore(SqlStore):
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        # After a failed write, earlier data may be missing. A retry could still succeed, so refuse
-        # it; see `_KINDS` in `sqlite_errors.py`.
+        # After a failed write, earlier data is possibly missing, although a retry could succeed. So
+        # refuse all further operations; see `_KINDS` in `sqlite_errors.py`.
         if self._broken is not None:
             raise StoreBroken(
                 f"writing to {self._path} failed earlier; restart this process: {self._broken}",
@@ -90,7 +90,7 @@ class SqliteStore(SqlStore):
         """See `Store.lead`. Never waits for a lease to expire: the lock ends with its process."""
         self._writer_engine()
         self._must_be_open()
-        # Take the lock first, because only its owner may write the epoch.
+        # Take the lock first, because only the owner of the lock is allowed to write the epoch.
         self._lock.acquire(holder, address)
         # Leftover commits are checkpointed only before the first leadership. Later, `maintain`
         # checkpoints the WAL.
@@ -100,7 +100,7 @@ class SqliteStore(SqlStore):
         with self._writing() as connection:
             if self._rm_epoch and not self._fence(connection):
                 raise self._not_leader()
-            # Newer software may have upgraded the file before this process got the lock.
+            # Newer software possibly upgraded the file before this process got the lock.
             version = connection.exec_driver_sql("PRAGMA user_version").scalar()
             check_not_ahead(int(version or 0), str(self._path))
             stored = connection.scalar(select(row.c.rm_epoch)) or 0
@@ -220,7 +220,7 @@ class SqliteStore(SqlStore):
             self._reader.dispose()
             if self._writer is not None:
                 self._writer.dispose()
-            # Release the lock last, because no other process may open the files earlier.
+            # Release the lock last, because no other process must open the files earlier.
             self._lock.release()
 
 

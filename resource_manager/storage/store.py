@@ -16,7 +16,7 @@ from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.engine.model.entities import ClusterEvent, JobEvent
 
 LEASE_MS = 1000
-"""PostgreSQL: the time without renewal after which another host may take over the leadership."""
+"""PostgreSQL: the time without renewal after which another host can take over the leadership."""
 
 
 class NotLeader(FailedPrecondition):
@@ -57,7 +57,7 @@ class StoreAway(StoreError):
 class StoreBroken(StoreError):
     """This process must not use the database again, but a new process can use it.
 
-    Data that this process wrote may be missing on the disk although it can still be read.
+    Data that this process wrote is possibly missing on the disk, although it can still be read.
     """
 
 
@@ -68,8 +68,8 @@ class Store(ABC):
     methods MAY be called from any thread at the same time. All methods block.
 
     The methods report every problem with the database as a `StoreError`. After a StoreError from
-    `commit`, the transaction may or may not be on disk. The caller MUST then drop its state. After
-    `StoreBroken`, the caller exits. After `StoreAway`, the caller waits, and calls `lead` and
+    `commit`, it is unknown whether the transaction is on disk. The caller MUST then drop its state.
+    After `StoreBroken`, the caller exits. After `StoreAway`, the caller waits, and calls `lead` and
     `load` again.
 
     Texts MUST be valid Unicode without NUL; integers MUST fit 64 bits.
@@ -84,7 +84,7 @@ class Store(ABC):
         wait_s: float | None = None,
         address: str = "",
     ) -> int:
-        """Takes leadership. If this store already leads, it raises its epoch.
+        """Takes leadership. If this store already leads, the method only raises the epoch.
 
         Args:
             holder: names this process to people and to other processes, for instance "host:port
@@ -98,8 +98,8 @@ class Store(ABC):
                 standbys report it to their callers.
 
         Returns:
-            The new `rm_epoch`. It MUST be above every epoch that was ever returned for this
-            database. A conditional write MUST commit it before the call returns.
+            The new `rm_epoch`. The new epoch MUST be above every epoch that was ever returned for
+            this database. A conditional write MUST commit the new epoch before the call returns.
 
         Raises:
             StoreError: reason STORE_IN_USE: another process leads. The message and the detail
@@ -152,7 +152,7 @@ class Store(ABC):
 
     @abstractmethod
     def leave_lost_history(self) -> None:
-        """Raises all counters above the values that a lost newer copy of this database may have
+        """Raises all counters above the values that a lost newer copy of this database has possibly
         used.
 
         Call it after an older copy was restored; see `lost_history.py`. Needs leadership.

@@ -160,7 +160,7 @@ gangs = _table(
 Index(None, gangs.c.job_id)
 
 # This table has no foreign keys. A slot that the executor has not confirmed as freed exists for
-# longer than its job, and its executor can be deleted before it.
+# longer than its job. And the executor of a slot can be deleted before the slot.
 slots = _table(
     "slots",
     _text("allocation_id", primary_key=True),

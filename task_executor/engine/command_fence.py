@@ -1,9 +1,9 @@
-"""Decides which commands of the resource manager (RM) the executor may still execute (fencing).
+"""Decides which commands of the resource manager (RM) the executor can still execute (fencing).
 
 Each command contains three numbers. Its epoch must not be lower than the highest known epoch. Its
 registration number must be the number of the present registration. Its command number must be the
-next one: the commands of an epoch and a registration are numbered 1, 2, 3 without gaps. The caller
-must make a higher epoch durable before it calls `admit`.
+next number: the commands of an epoch and a registration are numbered 1, 2, 3 without gaps. The
+caller must make a higher epoch durable before it calls `admit`.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class CpuLedger:
         """The settings in effect.
 
         A setting of an administrator comes first, then the configuration, then the kubelet. Only
-        reserved cpus are combined: a cpu is reserved if at least one of the three reserves it.
+        reserved cpus are combined: a cpu is reserved if at least one of these sources reserves it.
         """
         # The policy with the highest priority is first: for each setting, the first policy that
         # sets a value decides.

@@ -58,8 +58,9 @@ def default_slot(
     """Returns the default slot.
 
     Its amounts are `default_slot_cpu_milli` and `default_slot_memory_bytes`. An amount that is not
-    given is `default_slot_fraction` of the total. Without this fraction, it is 1 /
-    `number_of_slots` of the totals. Without both, it is 1 / `core_count` of the totals.
+    given is `default_slot_fraction` of the total. Without this fraction, the amount is 1 /
+    `number_of_slots` of the total. Without both options, the amount is 1 / `core_count` of the
+    total.
 
     Args:
         cpu_milli_total: CPU of the executor, in thousandths of a core.

@@ -34,7 +34,7 @@ class _Pool:
     Attributes:
         quota: the memory that the pool can always have.
         wanted: the memory that the pool wants to use.
-        limit: the memory that the pool may use.
+        limit: the memory that the pool is allowed to use.
         kept: the limit that the pool obeys at present. It is above `limit` until the pool has
             confirmed a lower limit.
         borrows: True if the pool can use more memory than its quota.
@@ -66,7 +66,7 @@ class Lending:
         return key in self._pools
 
     def limit(self, key: PoolKey) -> int:
-        """Returns the memory that a pool may use, in bytes."""
+        """Returns the memory that a pool is allowed to use, in bytes."""
         return self._pools[key].limit
 
     def revoked(self, key: PoolKey) -> int:

@@ -237,7 +237,7 @@ class SlotTable:
 
         The outcome shows the new size in the field `becoming` of the slot, until `resized` or
         `resize_failed` is called. A repeated call with the same number and content does not start a
-        second resize, even after the first one has completed. A rejected resize books no capacity.
+        second resize, even after the first resize is complete. A rejected resize books no capacity.
 
         Args:
             key: the slot.

@@ -60,7 +60,7 @@ class SlotSpec:
     profile: ResourceProfile
     cpu_limit_milli: int
     pids_max: int
-    cpus: str = ""  # cpu list: the dedicated cpus, or the part of its pool that the slot may use
+    cpus: str = ""  # cpu list: the dedicated cpus, or the part of its pool that the slot can use
     owner: str = ""  # the identity to which the slot is offered, through its job master
     target_address: str = ""
     resize_number: int = 0  # number of the last resize; 0: the slot was never resized
@@ -121,7 +121,7 @@ class SlotSpec:
             resize_number=number,
             assignment=assignment or self.assignment,
             # A pinned slot runs on the cpus of its assignment. For other slots, `cpus` is the part
-            # of the pool that the slot may use, and a resize does not change this.
+            # of the pool that the slot can use, and a resize does not change this part.
             cpus=str(given.cpus) if self.is_pinned else self.cpus,
         )
 
@@ -135,7 +135,7 @@ class Slot:
     isolation: Isolation = NOTHING_REPORTED
     # wall clock time at which the slot became ALLOCATED, only for display
     allocated_time_ms: int = 0
-    end_reason: str = ""  # the reason why the slot is FREEING; empty: the RM ordered it
+    end_reason: str = ""  # the reason why the slot is FREEING; empty: the RM ordered the end
     accepted: bool = False  # True: the job master at the target address has accepted the slot
     becoming: SlotSpec | None = None  # the new size during a resize, booked in addition to `spec`
     limited_since_ms: int | None = None  # boot clock time at which the time limit started

@@ -2,7 +2,7 @@
 other slots.
 
 The rule is taken from Koordinator's node agent (cpu suppress). The budget is the part of the host
-that may be busy, minus the CPU that other slots and the system use. The budget is rounded up to
+that can be busy, minus the CPU that other slots and the system use. The budget is rounded up to
 whole cpus. These cpus are taken proportionally from the cpus of LSR slots and from the other cpus.
 Pairs of hardware threads are taken first, alternating between NUMA nodes.
 
@@ -64,11 +64,11 @@ def budget_milli(
     system_milli: int,
     reserved_milli: int,
 ) -> int:
-    """Returns the CPU time that best-effort slots may use, in thousandths of a cpu; never negative.
+    """Returns the CPU time that best-effort slots can use, in thousandths of a cpu; never negative.
 
     Args:
         capacity_milli: 1000 for each cpu that was measured.
-        threshold_percent: the part of the capacity that may be busy, in percent.
+        threshold_percent: the part of the capacity that is allowed to be busy, in percent.
         others_milli: the CPU that slots of other classes use.
         system_milli: the CPU that processes outside of all slots use.
         reserved_milli: the CPU that is reserved for the system. The larger one of `system_milli`
@@ -95,7 +95,7 @@ def cpu_count(budget: int, *, previous: int, host_cpus: int) -> int:
 
 
 def quota_milli(budget: int, *, previous: int, host_cpus: int) -> int:
-    """Returns the CPU time that best-effort slots may use together, in thousandths of a cpu.
+    """Returns the CPU time that best-effort slots can use together, in thousandths of a cpu.
 
     The result grows by a limited amount in one step. A small change of the budget changes nothing.
 
@@ -112,8 +112,8 @@ def quota_milli(budget: int, *, previous: int, host_cpus: int) -> int:
 def quotas(milli: int, limits: Mapping[KeyT, int]) -> dict[KeyT, int]:
     """Divides CPU time among best-effort slots in proportion to their limits.
 
-    Example: 3,000 thousandths are divided among slots with limits of 4,000 and 2,000. They get
-    2,000 and 1,000.
+    Example: 3,000 thousandths are divided among two slots with limits of 4,000 and 2,000. The slots
+    get 2,000 and 1,000.
 
     Args:
         milli: the CPU time of all slots together, in thousandths of a cpu.
@@ -187,7 +187,7 @@ def squeeze(
     lsr_cpus: CpuSet,
     first: CpuSet = EMPTY,
 ) -> list[int]:
-    """Returns the cpus that best-effort slots may use, in the sequence in which they are taken.
+    """Returns the cpus that best-effort slots can use, in the sequence in which they are taken.
 
     If the pool is empty, the result is empty, and the caller must not move any slot.
 
@@ -218,7 +218,7 @@ def squeeze(
 
 
 def confined(cpus: CpuSet, squeezed: CpuSet) -> CpuSet:
-    """Returns the part of `cpus` that a best-effort slot may use.
+    """Returns the part of `cpus` that a best-effort slot can use.
 
     If no cpu of `squeezed` is in `cpus` (the slot is bound to other NUMA nodes), the slot keeps the
     first two cpus of `cpus`. The result is empty only if `cpus` is empty.

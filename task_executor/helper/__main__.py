@@ -47,7 +47,7 @@ from task_executor.helper.slots import Slots, slot_name
 from task_executor.helper.tasks import Tasks
 
 _PAGE = 400  # maximum number of slots and tasks in one answer; so the answer fits into a frame
-_LIMIT_S = 10.0  # time limit of a device agent; the driver may first have to start the GPUs
+_LIMIT_S = 10.0  # time limit of a device agent; includes the time in which GPUs start
 _ADOPT_S = 5.0  # how long `inspect` waits for supervisors of an earlier helper
 _REMOVE_BASE_S = 3600.0  # maximum time for the removal of scratch directories
 

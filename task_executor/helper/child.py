@@ -54,7 +54,7 @@ def bound_to(cpus: str) -> Iterator[None]:
 
 
 def spare_from_oom(score: int) -> None:
-    """Sets the OOM score of this process, if this is allowed. Only root may lower the score.
+    """Sets the OOM score of this process, if this is allowed. Only root can lower the score.
 
     With a low score of the helper and the supervisors, the kernel kills tasks first.
     """
@@ -228,7 +228,7 @@ def _execute(argv: list[str], env: dict[str, str]) -> None:
     candidates = [name] if "/" in name else [f"{part or '.'}/{name}" for part in path.split(":")]
     for candidate in candidates:
         try:
-            os.execve(candidate, argv, env)  # noqa: S606 - the point of it all
+            os.execve(candidate, argv, env)  # noqa: S606 - no shell on purpose
         except (FileNotFoundError, NotADirectoryError):
             if not os.path.lexists(candidate):
                 continue

@@ -102,8 +102,8 @@ def start_helper(config: HelperConfig) -> int:
     """
     config = replace(config, front_pid=config.front_pid or os.getpid())
     path, output = Path(config.socket_path), ""
-    # Call the helper again in each attempt. Another process may start a helper at the same time.
-    # And a helper that was ordered to stop still answers for a moment.
+    # Call the helper again in each attempt. Another process possibly starts a helper at the same
+    # time. And a helper that was ordered to stop still answers for a moment.
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_PAUSE_S)

@@ -42,8 +42,8 @@ Timer = list[Any]
 
 def _report(_value: Any, error: Exception | None) -> None:
     if error:
-        # Import it here: most helpers never need it, and each fork copies everything that is
-        # loaded.
+        # Import the module only now: most helpers never need it, and each fork copies everything
+        # that is loaded.
         import traceback
 
         try:

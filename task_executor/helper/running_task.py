@@ -353,8 +353,8 @@ class RunningTask:
         self._write_record(counters, _RETRIES)
 
     def _write_record(self, counters: dict[str, int], retries: int) -> None:
-        """Writes the exit record and syncs it, together with the output, and with the records of
-        tasks that end in the same iteration of the event loop.
+        """Writes the exit record, and syncs it together with the output. Tasks that end in the same
+        iteration of the event loop share one sync.
 
         After a failure, the method tries again later, because the disk possibly has space again.
         """
@@ -412,8 +412,8 @@ class RunningTask:
         if not (scratch := self._spec["scratch"]):
             return
         try:
-            # This only removes an empty directory and follows no link. So it is safe, although the
-            # directory belongs to the task's user. This saves a fork.
+            # Try `rmdir` first, to save a fork. It is safe although the directory belongs to the
+            # task's user: `rmdir` removes only an empty directory, and follows no link.
             os.rmdir(scratch)  # noqa: PTH106
         except FileNotFoundError:
             return

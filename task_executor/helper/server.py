@@ -80,7 +80,7 @@ class FrameServer:
         verbs: the fields of each verb, for the check of requests.
         handle: a function of the verb and the arguments of a request. It returns a dict, or a job
             that returns a dict. The function and the job can raise Fault. If the result is
-            `NO_ANSWER`, the server sends no answer. It always answers a request that fails.
+            `NO_ANSWER`, the server sends no answer. The server always answers a request that fails.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class FrameServer:
     def _accept(self, _events: int) -> None:
         peer, _ = self._listener.accept()
         peer.setblocking(False)
-        # There is a limit because supervisors and locks also need descriptors of the helper.
+        # Limit the number of connections, because supervisors and locks also need descriptors.
         if peer_uid(peer) in self.uids and len(self._connections) < _CONNECTIONS_MAX:
             self._connections.add(_Connection(self, peer))
         else:

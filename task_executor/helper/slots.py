@@ -51,7 +51,7 @@ class Slots:
             # Groups do not survive a reboot, so ignore records from before a reboot.
             if record and record["boot_id"] == boot_id() and whole:
                 self.limits[path.stem] = record["limits"]
-                # The earlier helper may have ended while the slot was frozen.
+                # Possibly the earlier helper ended while the slot was frozen.
                 self.driver.thaw(group)
                 with suppress(Fault, OSError):  # if this fails, the front corrects the limits later
                     self.driver.limit_devices(group, record["limits"])
@@ -144,7 +144,7 @@ class Slots:
         # Two changes of one slot at the same time could mix their limits.
         while name in self.resizing:
             yield 0.02
-        # Check the slot again, because it may have been destroyed during the wait.
+        # Check the slot again, because it can be destroyed during the wait.
         old, failure = self.limits[self.need(limits)], Fault("CARVE_FAILED", "nothing was tried")
         self.resizing.add(name)
         try:

@@ -35,9 +35,9 @@ class Setup(NamedTuple):
         control: the path of the socket for helpers that start later.
         journal_fd: the descriptor that locks the journal, which has the name of the socket.
         tasks_directory: the directory of all tasks.
-        front_gid: the group that may read the records and logs.
+        front_gid: the group that can read the records and logs.
         driver: the cgroup driver.
-        allow_root_tasks: True if tasks may run as user 0.
+        allow_root_tasks: True if tasks are allowed to run as user 0.
         adopted: the running tasks of a supervisor that was killed.
     """
 

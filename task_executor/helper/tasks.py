@@ -242,7 +242,7 @@ class Tasks(Adoption):
             fd = os.pidfd_open(remove_as(task.record["uid"], task.record["gid"], scratch))
             yield fd, 3600.0
             os.close(fd)
-        # Another call may have removed the task during the wait.
+        # Possibly another call has removed the task during the wait.
         if self.known.pop(task_id, None):
             self._forget_record(task)
             remove_directory(task.directory)

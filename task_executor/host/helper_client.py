@@ -454,7 +454,7 @@ class HelperClient:
         """
         while True:
             try:
-                # Limit only the wait for a connection, because the helper may need longer for the
+                # Limit only the wait for a connection, because the helper can need longer for the
                 # call.
                 async with asyncio.timeout(deadline_s):
                     await self._connected.wait()

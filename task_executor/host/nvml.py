@@ -238,7 +238,7 @@ class _Session:
             return int(info.total) - int(info.reserved), int(info.reserved), GpuHealth.OK
         try:
             return int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total), 0, GpuHealth.OK
-        except Exception as error:  # it decides the message and the health, and nothing else
+        except Exception as error:  # the error decides only the message and the health
             self._warnings.append(f"GPU {index} offers no capacity: {words_of(error)}")
             return None, 0, GpuHealth.LOST if is_lost(error) else GpuHealth.UNKNOWN
 

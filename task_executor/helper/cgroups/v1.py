@@ -204,7 +204,7 @@ class V1(CgroupDriver):
         here = expand(wanted) & expand(whole)
         cut = "" if here == expand(wanted) else ",".join(map(str, sorted(here)))
         # An empty `wanted` means no restriction. If no cpu of `wanted` is online, write `wanted`
-        # itself. The kernel will reject it.
+        # itself, which the kernel rejects.
         self.put(f"{path}/{file}", cut or wanted or whole)
 
     def _return_strays(self, group: Group, cpuset: str) -> None:

@@ -2,8 +2,8 @@
 
 Maps of siblings, caches, nodes and PCI devices can name CPUs that are offline or do not exist. So
 callers use only the online CPUs of each map. The files ``present`` and ``possible`` and the highest
-CPU number do not show how many CPUs are online. This module does not use the file ``offline``: it
-also lists possible CPUs that do not exist.
+CPU number do not show how many CPUs are online. This module does not use the file ``offline``,
+which also lists possible CPUs that do not exist.
 """
 
 from dataclasses import dataclass

@@ -154,7 +154,7 @@ def _nearest_node(
     # the result.
     for place in _with_bridges(reader, path):
         reported = reader.integer(f"{place}/numa_node")
-        # If the value is -1, or if it is a node without a directory, the node is not known.
+        # The value -1, or a node without a directory, means that the node is not known.
         if reported is not None and any(node.id == reported for node in nodes):
             return reported
         cpus = _local_cpus(reader, place, online)
