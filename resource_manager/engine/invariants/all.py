@@ -1,8 +1,8 @@
 """Runs all checks of this package. A check tests whether ledgers agree with each other.
 
 Each finding is one sentence that names the entity. The checks read the whole state and never change
-it. `findings` can pause after each entity, so that the service can check a large state in short
-slices between its batches. Tests and the simulator check everything without a pause.
+the state. `findings` can pause after each entity, so that the service can check a large state in
+short slices between its batches. Tests and the simulator check everything without a pause.
 
 A check can also pause within a sum over many entries. If an entry changes during the pause, the sum
 is possibly wrong, so the check does not compare the sum with its counter. The next sweep computes
@@ -52,8 +52,8 @@ def findings(state: State, *, ended: bool = True) -> Iterator[Finding]:
 
     Args:
         state: the engine's state. `step` is allowed to change the state while the sweep pauses.
-        ended: if true, requests that have ended are checked, too. In most states they are the
-            majority, and they no longer change.
+        ended: if true, requests that have ended are checked, too. Usually most requests have ended,
+            and ended requests no longer change.
     """
     for check in _checks(state, ended=ended):
         yield from check

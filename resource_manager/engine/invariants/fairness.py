@@ -16,7 +16,7 @@ from resource_manager.engine.invariants.sweep import Finding, add_up
 from resource_manager.engine.model.entities import Group
 
 CLOSE = 1e-9
-"""Relative tolerance between virtual times, because sums of floats depend on the order of the
+"""Relative tolerance for virtual times, because sums of floats depend on the order of the
 addends.
 """
 
@@ -69,7 +69,7 @@ def _users(flows: FlowTree) -> Iterator[Finding]:
 
 
 def _children(flows: FlowTree, flow: Flow) -> Iterator[Finding]:
-    """Compares the counters of a group with the sums over its children. Then compares each child
+    """Compares the counters of a group with the sums over its children. Also compares each child
     with the child that is served next.
     """
     if flow.children is None:

@@ -125,7 +125,8 @@ def _booking(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
 def _numbers(key: SlotKey, slot: Slot) -> Iterator[str]:
     ordered, wanted = slot.ordered, slot.wanted
     numbers = [each.number for each in (ordered, wanted) if each is not None]
-    # The ordered resize was requested before the waiting resize, so its number must be lower.
+    # The ordered resize was requested before the waiting resize, so the ordered resize must have
+    # the lower number.
     if numbers != sorted(set(numbers)) or any(n > slot.resize_number or n < 1 for n in numbers):
         yield f"slot {key} has resizes {numbers}, but its last number is {slot.resize_number}"
 
@@ -276,16 +277,16 @@ def _order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
     """
     if (slot.allocation_id, slot.generation) != key:
         yield f"slot {slot.allocation_id}/{slot.generation} is stored under {key}"
-    # If the executor is not active, nothing is checked: its orders are created again when it
-    # registers.
+    # If the executor is not active, nothing is checked: the orders are created again when the
+    # executor registers.
     if host.executor.state is not ExecutorState.ACTIVE:
         return
     command = host.in_flight
     if slot.state is SlotState.PENDING:
         queued = key in host.to_allocate
         sent = command is not None and command.number == slot.placed_with_command
-        # The executor already frees the slot: its next report or answer shows that the slot has
-        # ended.
+        # The executor already frees the slot. The next report or answer of the executor shows that
+        # the slot has ended.
         ends = host.reported.get(key) is SlotState.FREEING
         if queued == sent and not (ends and not queued):
             yield f"slot {key} is PENDING; its order queued: {queued}, in flight: {sent}"

@@ -18,14 +18,14 @@ from resource_manager.engine.queue.scheduling_classes import INACTIVE, JobQueue,
 def class_problems(
     requests: Requests, queue: WaitingQueue, scheduling_class: SchedulingClass
 ) -> Iterator[Finding]:
-    """Checks that a class is in exactly one list of the queue, and compares its counters with its
-    job queues.
+    """Checks that a scheduling class is in exactly one list of the queue, and compares the counters
+    of the class with its job queues.
     """
     # The class lost its last request after the sweep began.
     if not queue.is_pending(scheduling_class):
         return
     title = f"scheduling class {scheduling_class.number}"
-    # The class must be in one list of the queue.
+    # The class must be in exactly one of these lists.
     places = [
         scheduling_class in queue.current_pass,
         scheduling_class in queue.fitting,

@@ -41,7 +41,7 @@ def numbers_of_requests(jobs: dict[str, Job], requests: Requests, *, ended: bool
         ended: if true, the numbers of ended requests outside of ranges are included.
     """
     for job in list(jobs.values()):
-        for number in job.arrivals:  # numbers are only added and removed at its end
+        for number in job.arrivals:  # numbers are added and removed only at the end of the list
             request = requests.by_arrival.get(number)
             if ended or request is None or request.state not in ENDED_REQUEST_STATES:
                 yield number
@@ -68,7 +68,7 @@ def request_problems(state: State, number: int) -> Iterator[str]:
     if gang_id and gang_id not in state.gangs.by_id:
         yield f"{title} belongs to gang {gang_id}, which is not known"
     waits = request in state.queue or state.gangs.waits(request)
-    # If the job is ending, the request may have left the queue already.
+    # If the job is ending, the request has possibly left the queue already.
     over = request.job_id in state.endings
     if waits != (request.state is RequestState.PENDING) and (waits or not over):
         yield f"{title} is {request.state}, in queue: {waits}"
@@ -79,8 +79,8 @@ def request_problems(state: State, number: int) -> Iterator[str]:
 def _job(
     job: Job | None, request: Request, title: str, *, is_member: bool, over: bool
 ) -> Iterator[str]:
-    """Compares a request with its job. `over` is true while the requests of an ended job are being
-    ended.
+    """Compares a request with its job. `over` is true if the job has ended and its requests are
+    being ended.
     """
     if job is None or not (is_member or _is_among(request.arrival_number, job.arrivals)):
         yield f"{title} is not known to its job {request.job_id}"

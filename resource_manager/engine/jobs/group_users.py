@@ -1,8 +1,8 @@
 """Decides which identities are allowed to register jobs in a resource group, and changes these
 rights.
 
-A right covers the group and all groups below it. Administrators (role `operator`) may use every
-group. A revoked right ends no job.
+A right for a group includes all groups below it. Administrators (role `operator`) are allowed to
+use every group. If a right is revoked, no job ends.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _may_use(groups: Mapping[str, Group], name: str, identity: str) -> bool:
 def change_group_users(
     groups: dict[str, Group], changes: ChangeTracker, journal: Journal, event: GroupUsersChanged
 ) -> Group:
-    """Changes who may use a group. Repeating the same call changes nothing.
+    """Changes which users are allowed to use a group. Repeating the same call changes nothing.
 
     Args:
         groups: all groups.

@@ -81,7 +81,8 @@ def set_group(state: State, event: GroupSet) -> Group:
     # All checks come first, because a rejected event must not change the state.
     before = known or Group(event.name, create_time_ms=state.journal.at.time_ms)
     wanted = changed_group(event, before)
-    # The parent is checked only if it changes, because the existing tree is within the limits.
+    # The parent is checked only if the event changes the parent, because the existing tree is
+    # within the limits.
     if known is None or wanted.parent != known.parent:
         _check_parent(state.groups, wanted)
         # The usage of live jobs is part of the usage of all groups above them, and cannot be moved
@@ -161,7 +162,8 @@ def changed_group(event: GroupSet, group: Group) -> Group:
         description = check_text(
             "description", event.description, longest=DESCRIPTION_LENGTH_MAX, empty_ok=True
         )
-    # A minimum of 0 guarantees nothing, so it is not stored. A maximum of 0 admits nothing.
+    # A minimum of 0 guarantees nothing, so a minimum of 0 is not stored. A maximum of 0 admits
+    # nothing.
     minimum = changed_limits("minimum", group.minimum, event.minimum)
     changed = replace(
         group,

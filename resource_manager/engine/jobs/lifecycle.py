@@ -1,4 +1,4 @@
-"""Registers jobs, keeps them alive, ends them and deletes them.
+"""Registers jobs, keeps jobs alive, ends jobs and deletes jobs.
 
 A job ends on request, or when its lease expires. The requests of a large job end in several steps
 (`Journal.is_full`), so that other jobs do not have to wait.
@@ -43,11 +43,11 @@ def register_job(state: State, event: JobRegistered) -> Job:
         AlreadyExists: a job with this id exists, with other values or another owner.
         InvalidArgument: a dependency of the job is not allowed.
         NotFound: the job's resource group, or a job on which it depends, does not exist.
-        PermissionDenied: the owner may not use the group.
+        PermissionDenied: the owner is not allowed to use the group.
         ResourceExhausted: the maximum number of live jobs, or of the owner's jobs, is reached.
     """
     known = state.jobs.get(event.job_id)
-    # The caller repeats the call if it did not receive the answer.
+    # The job is known: the caller repeats the call, because it did not receive the answer.
     if known is not None:
         if not _same(known, event):
             raise AlreadyExists(f"job {event.job_id} exists with other content or another owner")
@@ -73,7 +73,7 @@ def register_job(state: State, event: JobRegistered) -> Job:
         lease_ms=event.lease_ms,
         owner=event.owner,
         request_id_sha256=event.request_id_sha256,
-        # Jobs and requests share one counter. So they have a common order.
+        # Jobs and requests share one counter, so that jobs and requests have one common order.
         arrival_number=state.numbers.next_arrival(),
         create_time_ms=state.journal.at.time_ms,
         depends_on=event.depends_on,
@@ -154,8 +154,8 @@ def end_job(
 def continue_ending(state: State) -> None:
     """Ends some of the remaining requests of ended jobs.
 
-    First, this function removes the job queues of these jobs, so that none of their requests can be
-    placed. The cost of this removal depends on the number of scheduling classes and not on the
+    First, this function removes the job queues of these jobs, so that no request of these jobs can
+    be placed. The cost of this removal depends on the number of scheduling classes and not on the
     number of requests. At the end, this function handles jobs that wait for an ended job.
     """
     left = DEQUEUED_AT_ONCE
@@ -197,7 +197,7 @@ def _continue_ending(state: State, job: Job) -> None:
     if job.live_requests:  # the limit of examined requests was reached, or the step is full
         return
     del state.endings[job.job_id]
-    # The usage is stored first, because `retire` may remove the flow.
+    # The usage is stored first, because `retire` can remove the flow.
     state.usage_checkpoints.keep_ended(job.job_id)
     state.usage.retire(job.job_id)
     state.timers.arm(
@@ -216,7 +216,7 @@ def _dequeue(state: State, job_id: str, most: int) -> int:
     """
     taken = state.queue.remove_job(job_id, most)
     items = state.queue.non_batchables.of_job(job_id)
-    # Do not remove resizes here: they end with their slots.
+    # This function does not remove resizes, because they end with their slots.
     gangs = [state.gangs.by_id[item.name] for item in items if item.kind is Kind.GANG]
     for gang in gangs[: most - taken]:
         state.gangs.stop_waiting(gang, state.queue.non_batchables)
@@ -283,8 +283,8 @@ def retention_timer_fired(state: State, job_id: str) -> None:
 
 def _renew(timers: Timers, job: Job, now_ms: int) -> None:
     if job.lease_ms is not None and job.state is JobState.ACTIVE:
-        # An earlier timer stays armed. When it fires, its handler compares the time with
-        # `lease_until_ms`.
+        # An earlier timer stays armed. When the earlier timer fires, its handler compares the time
+        # with `lease_until_ms`.
         job.lease_until_ms = now_ms + job.lease_ms
         timers.arm(Timer.LEASE, job.job_id, job.lease_until_ms)
 

@@ -1,9 +1,8 @@
 """Keeps the executors that ran a version without certificates and have not joined yet.
 
 When a resource manager first gets certificates, its known executors and the job masters of their
-jobs have no certificates. Each executor is awaited until it has joined. While an executor is
-awaited, it does not become lost, and gets no new slots. Jobs without an owner keep their leases
-until the wait ends.
+jobs have no certificates. Each executor is awaited until it has joined. An awaited executor does
+not become lost, and gets no new slots. Jobs without an owner keep their leases until the wait ends.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ DEPENDENCIES_MAX = 100
 
 @dataclass(slots=True, eq=False)
 class DependencyMoves:
-    """Changes the dependencies of jobs, and makes the other changes that follow from a changed
-    dependency.
+    """Checks, adds and removes the dependencies of jobs, and releases or ends the jobs that
+    wait.
     """
 
     journal: Journal
@@ -66,9 +66,9 @@ class DependencyMoves:
             named.add(each.job_id)
 
     def adopt(self, job: Job) -> None:
-        """Begins to watch the dependencies of a job that is new or restored. If some dependencies
-        are not met, the job waits for them. If a dependency cannot be met any more, the next
-        `Decide` ends the job.
+        """Begins to watch the dependencies of a job that is new or restored. If some of its
+        dependencies are not met yet, the job waits. If a dependency cannot be met any more, the
+        next `Decide` ends the job.
         """
         for each in job.depends_on:
             other = self.jobs.get(each.job_id)

@@ -11,7 +11,7 @@ After the grant, the slots are independent. There is one exception: if a member 
 
 `GangMoves` and `RequestMoves` (`moves.py`) have some methods with the same names. The method of
 `GangMoves` moves one request, and also the other members of its gang if needed. For a request
-without a gang, it only calls the method of `RequestMoves`.
+without a gang, the method of `GangMoves` only calls the method of `RequestMoves`.
 
 Example: gang "g" has the members m1 and m2, both with `restart_on_loss`.
 
@@ -113,7 +113,7 @@ class GangMoves:
         """Places all members of a queued gang if all members fit.
 
         Args:
-            placing: the current placement pass; it is updated with the bookings.
+            placing: the current placement pass; this method updates the pass with the bookings.
             item: the queue entry of the gang.
 
         Returns:
@@ -187,8 +187,9 @@ class GangMoves:
 
         Args:
             slot: the slot.
-            isolation: the isolation that the executor reports for the slot; None: not reported.
-            cpus: the cpus of the slot; empty: not reported.
+            isolation: the isolation that the executor reports for the slot; None if the executor
+                reports no isolation.
+            cpus: the cpus of the slot; empty if the executor reports no cpus.
         """
         gang = self.gangs.of(self.requests[slot.allocation_id])
         if gang is None:
@@ -206,8 +207,8 @@ class GangMoves:
             self.moves.grant(self.slots[request.allocation_id, request.generation])
 
     def requeue(self, request: Request, slot: Slot, reason: str, message: str) -> None:
-        """Queues a request again at its old place. If it belongs to a gang, the whole gang is
-        queued again.
+        """Queues a request again at its old place. If the request belongs to a gang, the whole gang
+        is queued again.
 
         The arguments are the same as for `RequestMoves.requeue`.
         """

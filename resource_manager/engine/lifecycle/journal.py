@@ -47,9 +47,9 @@ def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
     """Returns the fields of SlotStatus (slots.proto) by name, without empty fields.
 
     `profile` is `ResourceProfile.to_dict()`. `profile` and `isolation` are cached and shared
-    between calls, so callers must not change them. `allocated_time_ms` is in milliseconds since
-    1970. `resizes` has the unfinished resizes, as `SlotResize` without `message`. `assignment` has
-    the form of `finegrain/mapping/stored.py`.
+    between calls, so callers must not change these two values. `allocated_time_ms` is in
+    milliseconds since 1970. `resizes` has the unfinished resizes, as `SlotResize` without
+    `message`. `assignment` has the form of `finegrain/mapping/stored.py`.
     """
     data: dict[str, object] = {
         "allocation_id": slot.allocation_id,
@@ -181,13 +181,13 @@ class Journal:
         slot: Slot | None = None,
         count: int = 1,
     ) -> None:
-        """Writes the current state of a request into its job's log.
+        """Writes the current state of a request into the log of the request's job.
 
         Args:
             request: the request.
             reason: machine-readable reason for the state.
             message: reason for people.
-            slot: the slot that the entry describes; None: the entry describes no slot.
+            slot: the slot that the entry describes; None if the entry describes no slot.
             count: number of range members that the entry describes: `request` and the next members
                 by index.
         """
@@ -235,9 +235,11 @@ class Journal:
 
         Args:
             kind: the kind of the event, such as "slot_granted".
-            executor_id: the executor that the entry describes; empty: no executor.
-            job_id: the job that the entry describes; empty: no job.
-            allocation_id: the request that the entry describes; empty: no request.
+            executor_id: the executor that the entry describes; empty if the entry describes no
+                executor.
+            job_id: the job that the entry describes; empty if the entry describes no job.
+            allocation_id: the request that the entry describes; empty if the entry describes no
+                request.
             reason: machine-readable reason.
             message: text for people.
         """

@@ -108,7 +108,8 @@ class RequestMoves:
             requests: requests of one scheduling class. If `charged` is False, all of them must
                 belong to one job.
             host: the host.
-            chosen: the cpus, NUMA nodes and devices of the slots; None: the host chooses them.
+            chosen: the cpus, NUMA nodes and devices of the slots; None if the host must choose
+                them.
             charged: True if the caller has already charged the slots to their jobs.
 
         Raises:
@@ -192,8 +193,9 @@ class RequestMoves:
 
         Args:
             slot: the slot.
-            isolation: the isolation that the executor reports for the slot; None: not reported.
-            cpus: the cpus of the slot; empty: not reported.
+            isolation: the isolation that the executor reports for the slot; None if the executor
+                reports no isolation.
+            cpus: the cpus of the slot; empty if the executor reports no cpus.
         """
         self.transitions.move_slot(slot, SlotInput.CONFIRM)
         slot.allocated_time_ms = self.journal.at.time_ms
@@ -253,7 +255,8 @@ class RequestMoves:
 
         Args:
             slot: the slot.
-            grace_ms: the time that the slot's tasks have to end; None: the executor's default.
+            grace_ms: the time that the slot's tasks have until they must end; None means the
+                executor's default.
         """
         host = self.hosts.of(slot)
         key = key_of(slot)
@@ -331,7 +334,7 @@ class RequestMoves:
         Args:
             slot: a granted slot that is revocable, without a resize in flight.
             owner: the request that gets the capacity.
-            grace_ms: the time that the tasks of the slot have to end.
+            grace_ms: the time that the tasks of the slot have until they must end.
         """
         request = self.requests[slot.allocation_id]
         self.requeue(request, slot, Reason.REVOKED, REVOKED)
@@ -379,8 +382,8 @@ class RequestMoves:
     def requeue(self, request: Request, slot: Slot, reason: str, message: str) -> None:
         """Queues a request again at its old place, unless its job has ended.
 
-        A member of a gang is not queued here, because `lifecycle/gangs.py` queues the whole gang.
-        If the slot had been granted, the job master gets an event.
+        This method does not queue a member of a gang, because `lifecycle/gangs.py` queues the whole
+        gang. If the slot had been granted, the job master gets an event.
 
         Args:
             request: the request that has lost its slot.
@@ -455,7 +458,7 @@ class RequestMoves:
             how: the input of the state table; it must lead to an ended state.
             reason: reason in the job event.
             message: message in the job event, for people.
-            slot: the former slot of the request; None: the request had no slot.
+            slot: the former slot of the request; None if the request had no slot.
         """
         self.transitions.move_request(request, how)
         if request.state not in ENDED_REQUEST_STATES:
@@ -468,7 +471,8 @@ class RequestMoves:
         self.journal.job_event(request, reason=reason, message=message, slot=slot)
 
     def reject(self, request: Request, reason: str, message: str) -> None:
-        """Rejects a queued request, with an entry in both logs.
+        """Rejects a queued request, with an entry in the job's log and an entry in the cluster's
+        history.
 
         Args:
             request: a queued request.

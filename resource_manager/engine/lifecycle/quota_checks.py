@@ -110,12 +110,14 @@ class QuotaChecks:
         return room(groups, self.need_of(scheduling_class), most) if groups else most
 
     def request_block(self, scheduling_class: SchedulingClass, job_id: str) -> QuotaBlock | None:
-        """Returns the maximum that blocks one request of a job; None: no maximum blocks it."""
+        """Returns the maximum that blocks one request of a job; None if no maximum blocks the
+        request.
+        """
         groups = self.limited(job_id)
         return quota_block(groups, self.need_of(scheduling_class)) if groups else None
 
     def gang_block(self, waiting: WaitingGang) -> QuotaBlock | None:
-        """Returns the maximum that blocks a whole gang; None: no maximum blocks it."""
+        """Returns the maximum that blocks a whole gang; None if no maximum blocks the gang."""
         groups = self.limited(waiting.gang.job_id)
         if not groups:
             return None
@@ -135,14 +137,16 @@ class QuotaChecks:
         return kind.need[1]
 
     def growth_block(self, job_id: str, more: Amounts) -> QuotaBlock | None:
-        """Returns the maximum that blocks the growth of a job's slot by `more`; None: no maximum
-        blocks it.
+        """Returns the maximum that blocks the growth of a job's slot by `more`; None if no maximum
+        blocks the growth.
         """
         groups = self.limited(job_id)
         return quota_block(groups, counted(more)) if groups else None
 
     def non_batchable_block(self, item: NonBatchable) -> QuotaBlock | None:
-        """Returns the maximum that blocks a gang or a resize; None: no maximum blocks it."""
+        """Returns the maximum that blocks a gang or a resize; None if no maximum blocks the
+        item.
+        """
         if not self.limited(item.job_id):
             return None
         if item.kind is Kind.GANG:
@@ -201,7 +205,7 @@ class QuotaChecks:
         `counted`.
 
         For a default slot, the result has the maximum over all executors in each dimension. The
-        result is empty if no executor is known. It is cached until `Hosts.version` changes.
+        result is empty if no executor is known. The result is cached until `Hosts.version` changes.
         """
         version = self.hosts.version
         if scheduling_class.need is None or scheduling_class.need[0] != version:

@@ -103,7 +103,8 @@ class ResizeMoves:
         """Orders a queued resize if its growth fits on the slot's executor now.
 
         Args:
-            placing: the current placement pass; it is updated with the host's new booking.
+            placing: the current placement pass; this method updates the pass with the host's new
+                booking.
             item: the queue entry of the resize.
 
         Returns:
@@ -255,7 +256,7 @@ class ResizeMoves:
     def adopt_reported_size(self, slot: Slot, seen: ReportedSlot) -> None:
         """Sets the slot to the size in a newer report of its executor.
 
-        A reported size is adopted even if it was not ordered. There are three such cases:
+        A reported size is adopted even if it was not ordered. This happens in three cases:
         - A backup was restored, so the newer state of the resource manager was lost. The reported
           number is from the lost state: it is higher than all numbers known now, or belongs to
           another size.
@@ -371,7 +372,8 @@ class ResizeMoves:
         # replaces the refused resize, and the following code tries the newer resize.
         if slot.wanted is None and not ends:
             with self.transitions.moving_resize(slot, ResizeInput.RETRY):
-                # the assignment is dropped, because other cpus may be free at the next attempt
+                # the assignment is dropped, because other cpus are possibly free at the next
+                # attempt
                 slot.wanted = replace(ordered, assignment=None)
             self._back_off(host, slot, outcome, message)
             return

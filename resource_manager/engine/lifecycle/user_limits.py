@@ -13,8 +13,8 @@ def check_jobs(users: Users, owner: str) -> None:
     """Checks that the limits of an owner allow one more job.
 
     Raises:
-        ResourceExhausted: the owner has as many live jobs as its limit. A job is live until it has
-            ended and all its slots are removed.
+        ResourceExhausted: the owner has as many live jobs as its limit. A job is live until the job
+            has ended and all its slots are removed.
     """
     most = users.limits_of(owner).get(JOBS)
     live = len(users.jobs_of(owner))

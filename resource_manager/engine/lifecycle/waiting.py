@@ -123,14 +123,14 @@ class WaitingReasons:
             case Feasibility.POSSIBLE:
                 pass
         # If the request needs more than the sums, it cannot fit on one host. A comparison with the
-        # sums is cheaper than a pass over all hosts.
+        # sums is cheaper than a comparison with each host.
         sums = free_sums(self.hosts, scheduling_class)
         amounts = list[Need](needs_of(scheduling_class).amounts)
         # `amounts` has two entries: for hosts with one memory pool, and for hosts with separate
         # pools. The request can fit only if the sums cover one of the two entries.
         if not any(all(sums.get(name, 0) >= amount for name, amount in n.items()) for n in amounts):
             return Reason.WAITING_CAPACITY
-        # The request fits on a host, but other requests are served first.
+        # The request fits on a host, but waits because other requests are served first.
         if has_room(self.hosts, scheduling_class):
             return Reason.WAITING_CAPACITY
         # If some host has all amounts, only its cpus or NUMA nodes can be the reason.
@@ -159,8 +159,8 @@ class WaitingReasons:
         return self._gang_verdicts[key]
 
     def kind_feasibility(self, kind: GangKind) -> Feasibility:
-        """Returns `gang_feasibility` of a kind of gang. It is cached with the kind until a host's
-        size, labels or availability changes.
+        """Returns `gang_feasibility` of a kind of gang. The result is cached with the kind until a
+        host's size, labels or availability changes.
         """
         version = self.hosts.version
         if kind.verdict is None or kind.verdict[0] != version:
@@ -195,8 +195,8 @@ class WaitingReasons:
             reason = self.waiting_reason(scheduling_class)
             if reason not in _MEMBER_REASONS:
                 whole = self._gang_reason(waiting.kind)
-                # If even the member alone does not fit, its own reason helps users more than
-                # WAITING_GANG.
+                # If even the member alone does not fit, the member's own reason helps users more
+                # than WAITING_GANG.
                 if whole is not Reason.WAITING_GANG or has_room(self.hosts, scheduling_class):
                     reason = whole
             known[key] = reason

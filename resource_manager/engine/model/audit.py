@@ -1,7 +1,7 @@
 """Defines the audit log, which lists the changes by administrators and the refused calls.
 
-Each entry has a digest of its content and of the digest before it. So an entry cannot be changed or
-deleted without a change of all later digests.
+Each entry has a digest of its content and of the previous entry's digest. So if an entry is changed
+or deleted, all later digests change.
 """
 
 from __future__ import annotations

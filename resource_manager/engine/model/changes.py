@@ -106,24 +106,24 @@ class ChangeTracker:
         self._jobs[job.job_id] = job
 
     def request(self, request: Request) -> None:
-        """Notes that a request is new."""
+        """Records that a request is new."""
         self.noted += 1
         self._requests[request.spec.allocation_id] = request
 
     def request_moved(self, request: Request) -> None:
-        """Notes that a request has changed its state."""
+        """Records that a request has changed its state."""
         self.noted += 1
         allocation_id = request.spec.allocation_id
         if allocation_id not in self._requests:
             self._moved_requests[allocation_id] = request
 
     def slot(self, slot: Slot) -> None:
-        """Notes that a slot is new."""
+        """Records that a slot is new."""
         self.noted += 1
         self._slots[slot.allocation_id, slot.generation] = slot
 
     def slot_moved(self, slot: Slot) -> None:
-        """Notes that a slot has changed its state, or that its executor has reported more data
+        """Records that a slot has changed its state, or that its executor has reported more data
         about the slot.
         """
         self.noted += 1
@@ -132,48 +132,48 @@ class ChangeTracker:
             self._moved_slots[key] = slot
 
     def executor(self, executor: Executor) -> None:
-        """Notes that an executor is new or changed."""
+        """Records that an executor is new or changed."""
         self.noted += 1
         executor_id = executor.registration.executor_id
         self._executors[executor_id] = executor
         self._deleted_executors.pop(executor_id, None)
 
     def gang(self, gang: Gang) -> None:
-        """Notes that a gang is new or changed."""
+        """Records that a gang is new or changed."""
         self.noted += 1
         self._gangs[gang.gang_id] = gang
 
     def provision(self, provision: Provision) -> None:
-        """Notes that a provision is new or changed."""
+        """Records that a provision is new or changed."""
         self._provisions[provision.executor_id] = provision
 
     def request_range(self, part: RequestRange) -> None:
-        """Notes that a part of a range is new, or that members of the part have ended."""
+        """Records that a part of a range is new, or that members of the part have ended."""
         self.noted += 1
         self._ranges[part.spec.range_id, part.spec.first_index] = part
 
     def group(self, group: Group) -> None:
-        """Notes that a group is new or changed."""
+        """Records that a group is new or changed."""
         self._groups[group.name] = group
         self._deleted_groups.pop(group.name, None)
 
     def user_limits(self, limits: UserLimits) -> None:
-        """Notes that the limits of a user are new or changed."""
+        """Records that the limits of a user are new or changed."""
         self._user_limits[limits.user_id] = limits
         self._deleted_user_limits.pop(limits.user_id, None)
 
     def usage(self, record: UsageRecord) -> None:
-        """Notes the usage of a flow."""
+        """Records the usage of a flow."""
         self._usage_records[record.flow_id] = record
         self._deleted_usage_records.pop(record.flow_id, None)
 
     def host_setting(self, setting: HostSetting) -> None:
-        """Notes that settings of a host are new or changed."""
+        """Records that settings of a host are new or changed."""
         self._host_settings[setting.executor_id] = setting
         self._deleted_host_settings.pop(setting.executor_id, None)
 
     def counter(self, name: str, value: int) -> None:
-        """Notes the new value of a counter."""
+        """Records the new value of a counter."""
         self._counters[name] = value
 
     def job_event(self, event: JobEvent) -> None:
@@ -187,15 +187,15 @@ class ChangeTracker:
         self._cluster_events.append(event)
 
     def trim_job_events(self, job_id: str, sequence: int) -> None:
-        """Notes that entries of a job's log up to this number are deleted."""
+        """Records that entries of a job's log up to this number are deleted."""
         self._trimmed_job_events[job_id] = sequence
 
     def trim_cluster_events(self, sequence: int) -> None:
-        """Notes that entries of the cluster's history up to this number are deleted."""
+        """Records that entries of the cluster's history up to this number are deleted."""
         self._trimmed_cluster_events = sequence
 
     def delete_slot(self, slot: Slot) -> None:
-        """Notes that a slot is deleted."""
+        """Records that a slot is deleted."""
         self.noted += 1
         key = (slot.allocation_id, slot.generation)
         self._slots.pop(key, None)
@@ -203,12 +203,12 @@ class ChangeTracker:
         self._deleted_slots[key] = None
 
     def delete_executor(self, executor_id: str) -> None:
-        """Notes that an executor is deleted. The caller must delete each slot of the executor."""
+        """Records that an executor is deleted. The caller must delete each slot of the executor."""
         self._executors.pop(executor_id, None)
         self._deleted_executors[executor_id] = None
 
     def delete_gang(self, gang: Gang) -> None:
-        """Notes that a gang is deleted."""
+        """Records that a gang is deleted."""
         self.noted += 1
         self._gangs.pop(gang.gang_id, None)
         self._deleted_gangs[gang.gang_id] = None
@@ -219,34 +219,34 @@ class ChangeTracker:
         self._deleted_provisions[provision.executor_id] = None
 
     def delete_range(self, part: RequestRange) -> None:
-        """Notes that a part of a range is deleted."""
+        """Records that a part of a range is deleted."""
         self.noted += 1
         key = (part.spec.range_id, part.spec.first_index)
         self._ranges.pop(key, None)
         self._deleted_ranges[key] = None
 
     def delete_group(self, group: Group) -> None:
-        """Notes that a group is deleted."""
+        """Records that a group is deleted."""
         self._groups.pop(group.name, None)
         self._deleted_groups[group.name] = None
 
     def delete_user_limits(self, user: str) -> None:
-        """Notes that the limits of a user are deleted."""
+        """Records that the limits of a user are deleted."""
         self._user_limits.pop(user, None)
         self._deleted_user_limits[user] = None
 
     def delete_usage(self, flow_id: str) -> None:
-        """Notes that the stored usage of a flow is deleted."""
+        """Records that the stored usage of a flow is deleted."""
         self._usage_records.pop(flow_id, None)
         self._deleted_usage_records[flow_id] = None
 
     def delete_host_setting(self, executor_id: str) -> None:
-        """Notes that a host no longer has settings."""
+        """Records that a host no longer has settings."""
         self._host_settings.pop(executor_id, None)
         self._deleted_host_settings[executor_id] = None
 
     def delete_request(self, request: Request) -> None:
-        """Notes that a request is deleted."""
+        """Records that a request is deleted."""
         self.noted += 1
         allocation_id = request.spec.allocation_id
         self._requests.pop(allocation_id, None)
@@ -254,7 +254,7 @@ class ChangeTracker:
         self._deleted_requests[allocation_id] = None
 
     def delete_job(self, job: Job) -> None:
-        """Notes that a job is deleted with its events. The caller must delete each request of the
+        """Records that a job is deleted with its events. The caller must delete each request of the
         job.
         """
         self._jobs.pop(job.job_id, None)
@@ -265,8 +265,8 @@ class ChangeTracker:
     def take(self) -> Changes:
         """Returns all changes since the last call.
 
-        The rows are the entities themselves and not copies, so they must be stored before the next
-        step.
+        The rows are the entities themselves and not copies, so the rows must be stored before the
+        next step.
         """
         changes = Changes(
             jobs=list(self._jobs.values()),

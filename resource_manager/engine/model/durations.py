@@ -66,7 +66,7 @@ class Durations:
 
     @property
     def mean_ms(self) -> float:
-        """The mean; 0 if there are no durations."""
+        """The mean of all durations; 0 if there are no durations."""
         return self.total_ms / self.count if self.count else 0.0
 
     def quantile_ms(self, quantile: float) -> float:
@@ -171,7 +171,7 @@ def _bucket_of(duration_ms: int) -> int:
 
 
 def _value_of(bucket: int) -> float:
-    """Returns the value that represents a bucket. Its relative distance to both ends of the bucket
-    is the same.
+    """Returns the value that represents a bucket. It has the same relative distance to both ends of
+    the bucket.
     """
     return 2 * _GROWTH**bucket / (_GROWTH + 1)

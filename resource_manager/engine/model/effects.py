@@ -80,7 +80,7 @@ class SendResize:
 @dataclass(frozen=True, slots=True)
 class ProbeExecutor:
     """Check whether the resource manager can connect to an executor. The result arrives as
-    ExecutorProbed. If the result is lost, the next probe replaces it.
+    ExecutorProbed. If the result is lost, the result of the next probe replaces it.
     """
 
     executor_id: str

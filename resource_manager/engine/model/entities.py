@@ -1,7 +1,7 @@
 """The entities of the state, such as jobs, requests, slots and executors.
 
 Stored fields come first in each class. Fields below the comment "runtime" are never stored. After a
-restart, they are computed from the stored fields. Times named `_time_ms` are wall-clock
+restart, runtime fields are computed from the stored fields. Times named `_time_ms` are wall-clock
 milliseconds since 1970, mostly for people. Times named `_at_ms`, `_since_ms` or `_until_ms` are
 monotonic milliseconds of this process. Decisions use only monotonic times.
 """
@@ -48,7 +48,7 @@ class Instant:
 class JobState(StrEnum):
     """The state of a job."""
 
-    ACTIVE = "ACTIVE"  # the job may request slots
+    ACTIVE = "ACTIVE"  # the job is allowed to request slots
     ENDED = "ENDED"  # the rows of the job are kept for some time, so that its ids stay known
 
 
@@ -76,9 +76,10 @@ class RequestSpec:
     gang_id: str = ""
     cpu_policy: CpuPolicy = PLAIN
     restart_on_device_loss: bool = False
-    # longest time of one slot of the request; the executor ends the slot after it; None: no limit
+    # longest time of one slot of the request, after which the executor ends the slot; None: there
+    # is no limit
     time_limit_ms: int | None = None
-    # hint: the probable duration of the work in the slot; None: it is not known
+    # hint: the probable duration of the work in the slot; None: the duration is not known
     expected_run_time_ms: int | None = None
     # longest time that the request waits for a slot; None: the request waits indefinitely
     wait_timeout_ms: int | None = None
@@ -156,11 +157,11 @@ class Group:
     weight: float = 1.0
     # guaranteed amounts: the group is served first until its slots have booked these amounts
     minimum: Amounts = field(default_factory=dict)
-    # largest amounts that the group's slots may book together
+    # largest amounts that the group's slots are allowed to book together
     maximum: Amounts = field(default_factory=dict)
     description: str = ""
     create_time_ms: int = 0
-    # identities that may use the group and the groups below it; "*" means all users
+    # identities that are allowed to use the group and the groups below it; "*" means all users
     users: tuple[str, ...] = ()
     # rules that choose this group for jobs, sorted by their order
     rules: tuple[GroupRule, ...] = ()
@@ -296,7 +297,7 @@ class Slot:
     profile: ResourceProfile  # for a request without a profile: the executor's default
     cpu_limit_milli: int
     pids_max: int
-    cpus: str = ""  # empty: the executor's shared pool
+    cpus: str = ""  # empty: the slot runs in the executor's shared pool
     state: SlotState = SlotState.PENDING
     allocated_time_ms: int | None = None
     isolation: Isolation | None = None  # the isolation that the executor reported
@@ -315,7 +316,7 @@ class Slot:
     # so the slot books nothing. Empty if the slot is not being revoked.
     revoked_for: str = ""
     # runtime: these fields are never stored
-    # wall time at which the grace period of a revoked slot ends; None: unknown
+    # wall time at which the grace period of a revoked slot ends; None: the time is not known
     revoked_until_time_ms: int | None = None
     booked: Amounts = field(default_factory=dict)
     cost: float = 0.0  # cost per second while the slot accrues usage
@@ -324,7 +325,7 @@ class Slot:
         0
     )
     grace_ms: int | None = None  # grace period in the next command that frees the slot
-    # monotonic time when the thread in the slot began; None: unknown
+    # monotonic time when the thread of work in the slot began; None: the time is not known
     thread_since_ms: int | None = None
     # id of the request for which the slot was last reused; empty: the slot was not reused, or the
     # id is not known
@@ -488,7 +489,7 @@ class JobEvent:
     message: str = ""
     # the result of `slot_to_dict` in `engine/lifecycle/journal.py`
     slot: dict[str, object] | None = None
-    count: int = 1  # number of described range members: the named one and the next ones by index
+    count: int = 1  # number of described range members: the named member and the next by index
 
 
 @dataclass(slots=True)

@@ -35,8 +35,8 @@ class JobRegistered:
 
     `owner` is the identity of the caller, for example "user/alice".
 
-    Answer: the `Job`. Raises AlreadyExists if the job id is known with other values or another
-    owner.
+    Answer: the `Job`. Raises AlreadyExists if a job with this id is known, with other values or
+    another owner.
     """
 
     at: Instant
@@ -115,8 +115,8 @@ class RequestsCancelled:
 class SlotsReleased:
     """A job master or an administrator (`job_id` is None) gives slots of a job back.
 
-    A slot is (id, generation); generation 0 means the current slot of the request. If a request has
-    no slot yet, it is cancelled. The answer is the same as for `RequestsCancelled`.
+    A slot is (id, generation); generation 0 means the current slot of the request. A request that
+    has no slot yet is cancelled. The answer is the same as for `RequestsCancelled`.
     """
 
     at: Instant
@@ -331,7 +331,7 @@ class CommandRefused:
     """An executor refused the command in flight as a whole: its epoch or registration number is
     stale, or the command is out of order.
 
-    The resource manager then treats the executor as unconfirmed until it registers again.
+    The resource manager then treats the executor as unconfirmed until the executor registers again.
     Answer: None.
     """
 
@@ -360,7 +360,7 @@ class CommandUndelivered:
 @dataclass(frozen=True, slots=True)
 class ExecutorProbed:
     """The result of a probe: whether an unreachable executor has answered at this address. `cause`
-    is empty if it has answered.
+    is empty if the executor has answered.
 
     Answer: None.
     """
@@ -383,7 +383,7 @@ class ProvisionStarted:
 
 @dataclass(frozen=True, slots=True)
 class ProvisionFailed:
-    """A provider could not start an executor. Parts of the executor may still be running.
+    """A provider could not start an executor. Parts of the executor are possibly still running.
 
     Answer: None.
     """
@@ -420,7 +420,8 @@ class ProvisionStopFailed:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorsAwaited:
-    """The known executors have no certificates yet, so they cannot register before they join.
+    """The known executors have no certificates yet, so these executors cannot register before they
+    join.
 
     Answer: the ids of the executors.
     """

@@ -61,7 +61,7 @@ class Needs(NamedTuple):
         pooled: the columns for a host with one memory pool.
         separate: the columns for a host with a pool for each memory part.
         amounts: the columns of `pooled` and `separate` that are amounts. Amounts can be added up
-            over hosts. They are also known for executors that have not started yet.
+            over hosts. Amounts are also known for executors that have not started yet.
         preferred: for each preferred policy, the columns and values with which a host meets the
             policy; empty for a policy without a column in the index.
         never_met: number of preferred policies that no host can meet.
@@ -137,7 +137,9 @@ def waiting_key(spec: RequestSpec) -> WaitingKey:
 
 
 PRIORITY_STEP = 1 << 48
-"""The distance between the places of two priorities. It is larger than every arrival number."""
+"""The distance between the places of two priorities. The distance is larger than every arrival
+number.
+"""
 
 
 def place_of(number: int, priority: int) -> int:

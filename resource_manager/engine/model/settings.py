@@ -87,7 +87,7 @@ class Fairness:
     # matter
     starvation_placements: int = 0
     reservations_max: int = 8  # largest number of reservations at a time; 0: no reservations
-    # largest part of each resource that may be reserved; the limit does not apply to the request
+    # largest part of each resource that can be reserved; the limit does not apply to the request
     # that has been starved for the longest time
     reserved_part_max: float = 0.1
     slots_max: int = 0  # largest number of slots in the whole cluster at a time; 0: no limit
@@ -95,7 +95,7 @@ class Fairness:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """All settings that an administrator may change."""
+    """All settings that an administrator can change."""
 
     # Executors.
     report_interval_ms: int = 3 * SECOND_MS
@@ -109,7 +109,7 @@ class EngineSettings:
     pack_candidates: int = 8  # "pack" compares at most this many hosts; 1 means first fit
     label_indexes_max: int = 64  # largest number of label selectors with their own index
     # one `Decide` tries at most this many scheduling classes without success; the next `Decide`
-    # tries the other classes
+    # tries the remaining classes
     classes_tried_max: int = 300
     # one `Decide` checks cpus and NUMA nodes on at most this many hosts without success
     hosts_asked_max: int = 256

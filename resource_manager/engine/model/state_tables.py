@@ -8,8 +8,8 @@ listed is a bug and raises `IllegalTransition`.
   the slot is FREEING until its processes have ended.
 - A resize of a slot first waits, is then ordered from the executor, and is then confirmed or
   refused. While one resize is ordered, the next resize can wait.
-- A gang moves as a whole until all its slots are granted. Then its members move independently. But
-  members that must be placed again are queued together.
+- A gang moves as a whole until all its slots are granted. After that, its members move
+  independently. But members that must be placed again are queued together.
 - An executor has three state machines. The first says whether it has registered and reports, the
   second whether it is drained, and the third whether the resource manager can connect to it.
 

@@ -139,8 +139,7 @@ class CpusSuit(Constraint):
 
     def never_met(self, request: ResourceRequest) -> int:
         """Counts preferred policies that have no effect on slots of this QoS class. Some policies
-        apply only to slots with dedicated cpus, other policies only to slots without dedicated
-        cpus.
+        apply only to slots with dedicated cpus, and some only to slots without dedicated cpus.
         """
         if request.cpus is None:
             return 0
@@ -296,8 +295,8 @@ def _one_required(policy: CpuPolicy) -> list[CpuPolicy]:
 
 def _preferred(ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
     """Yields remedies that make required policies preferred: one remedy for each policy whose
-    change is sufficient by itself. If there is no such policy, yields one remedy that changes all
-    of them.
+    change is sufficient by itself. If no single change is sufficient, yields one remedy that
+    changes all required policies.
 
     These changes count as smaller than all changes of amounts.
     """

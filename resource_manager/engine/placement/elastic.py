@@ -243,8 +243,8 @@ class Elastic:
         """Returns the reason why even an empty executor of a shape could not serve a request.
 
         The function assumes that the executor will have the cpus and NUMA nodes of the executor of
-        this shape that registered last. If no such executor has registered, the function does not
-        check cpus and NUMA nodes.
+        this shape that registered last. If no executor of this shape has registered, the function
+        does not check cpus and NUMA nodes.
 
         Args:
             name: the name of the shape.

@@ -3,7 +3,7 @@
 No other module decides whether a request fits. Placement filters hosts by the index columns of the
 constraints, and then checks the costly constraints on the remaining hosts. `explain` shows the
 obstacles on each host. A request is infeasible if every host has an obstacle even when empty. An
-executor shape that can be requested is checked like a host.
+executor shape that can be requested is checked in the same way as a host.
 
 To add a kind of constraint, write a subclass of `Constraint` and list it in `CONSTRAINTS`.
 CONTRIBUTING.md has an example.

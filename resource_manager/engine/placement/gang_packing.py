@@ -21,8 +21,8 @@ class Matching:
     Each member takes a free place. If a member finds no free place, the algorithm searches for an
     augmenting path (H. W. Kuhn, "The Hungarian method for the assignment problem", 1955). An
     augmenting path is a chain of members: each member moves to the place of the next member, and
-    the last member moves to a free place. If no augmenting path exists, no other matching has more
-    members.
+    the last member moves to a free place. If no augmenting path exists, the matching has as many
+    members as possible.
 
     Example: A fits only on host 1. B fits on hosts 1 and 2, and is on host 1. A takes the place of
     B, and B moves to host 2.
@@ -210,8 +210,8 @@ class Packing:
         for host_id in hosts:
             if not self._step():
                 return
-            # Two hosts have the same state if the same members fit there and the same capacity is
-            # left.
+            # Two hosts have the same state if the same members fit on them and they have the same
+            # capacity left.
             state = self._served_by[host_id], self._placer.state(host_id)
             if state not in tried and self._placer.room(members, host_id, 1):
                 tried.add(state)

@@ -172,8 +172,8 @@ class GangSearch:
 
     def _keeps_near(self, found: Sequence[Share]) -> bool:
         """Returns True if the members can be booked in the order of the result. The result can be
-        False only if a member must be near another member, because searches check each host without
-        the other hosts.
+        False only if a member must be near another member, because searches check hosts
+        independently of each other.
         """
         if not self._has_near:
             return True

@@ -192,8 +192,8 @@ class Indexes:
         for index in (self.main, *self.selected.values()):
             if index.knows(host.host_id):
                 at = index.position[host.host_id]
-                # List a host only if it was empty until now: not if it is in use, or was opened
-                # earlier in this pass.
+                # List only hosts that were empty until now. A host that is in use, or was opened
+                # earlier in this pass, has 0 in this column.
                 if index.value(host.host_id, EMPTY):
                     index.open(at)
 
@@ -331,8 +331,8 @@ class Hosts(dict[str, Host]):
 
     Attributes:
         settings: the settings of the engine.
-        indexes: the indexes of these hosts. They are up to date after `refresh`.
-        version: a counter. It rises when a host is added or removed, and when the capacity of an
+        indexes: the indexes of these hosts. The indexes are up to date after `refresh`.
+        version: a counter that rises when a host is added or removed, and when the capacity of an
             empty host changes.
         in_use: the number of hosts that have slots.
         refusing: the hosts that refused a slot. Some of the refusals have possibly expired.
@@ -395,8 +395,8 @@ class Hosts(dict[str, Host]):
         the database.
 
         With these numbers, the resource manager still rejects a late copy of an older registration.
-        Otherwise it would treat the copy as a new registration, and would delete the slots that
-        were placed after the older registration.
+        Without the numbers, the resource manager would treat the copy as a new registration, and
+        would delete the slots that were placed after the older registration.
         """
         for name, (instance_id, report_number) in report_numbers.items():
             host = self.get(name)

@@ -7,10 +7,10 @@ if the maxima of the node are large enough in all needed columns.
 
 Example: a request needs 4 cpus and 8 GiB on a cluster of 1,024 hosts, which are 32 nodes of 32
 hosts. The search skips a node with the maxima (6 cpus, 4 GiB), together with all its hosts. The
-search reads a node with the maxima (6 cpus, 16 GiB), but possibly finds no host with room there:
-for example, one host has (6, 4), and another host has (2, 16). So a search can read a node without
-result, but never misses a host with room. If hosts with adjacent ids are similar, the cost depends
-on the depth of the tree and not on the number of hosts.
+search reads a node with the maxima (6 cpus, 16 GiB), but possibly finds no host with room below the
+node: for example, one host has (6, 4), and another host has (2, 16). So a search can read a node
+without result, but never misses a host with room. If hosts with adjacent ids are similar, the cost
+depends on the depth of the tree and not on the number of hosts.
 
 - A write to a leaf also updates the nodes above the leaf. The update stops at the first node whose
   maximum stays the same.
@@ -68,8 +68,8 @@ class CapacityIndex:
         sums: the sum of each column over all hosts.
         grown: the growth log: the positions of hosts of which a free amount has risen. A class that
             found no room checks only these positions again.
-        version: a number that changes when positions have changed or the log was cleared. Then
-            stored positions and stored lengths of the log are not valid any more.
+        version: a number that changes when positions change or the log is cleared. Positions and
+            lengths of the log that were stored for an earlier version are not valid any more.
         taken: the positions of hosts whose leaves were lowered in place since the last `settle`.
         opened: positions of hosts that were empty and got their first slots in this pass, in the
             order of these slots.
@@ -397,7 +397,7 @@ class CapacityIndex:
                 yield found
             elif level == 0 and node in self._unrepaired:
                 # No child of this node was large enough, so the maximum of the node was too high.
-                # After the repair, no other search reads the node without need.
+                # After the repair, later searches do not read the node without need.
                 self._unrepaired.remove(node)
                 _mend(self._free_columns(), 1, node)
 
@@ -503,7 +503,7 @@ _Found = TypeVar("_Found", int, tuple[int, int])
 def _merged(searches: list[Iterator[_Found]]) -> Iterator[_Found]:
     last: _Found | None = None
     for item in heapq.merge(*searches):
-        # If a host meets both needs, both searches find it.
+        # Two searches find a host that meets two needs.
         if item != last:
             last = item
             yield item

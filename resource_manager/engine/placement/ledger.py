@@ -104,7 +104,7 @@ class Ledger:
             # If no selector has an index, no other index contains these hosts.
             if not self.indexes.selected:
                 return
-        # A host may occur several times in `taken`, but the other indexes are lowered once per
+        # A host can occur several times in `taken`, but the other indexes are lowered once per
         # host.
         counts = Counter[int]()
         for position, count in taken:

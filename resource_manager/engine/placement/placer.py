@@ -122,8 +122,8 @@ class Placer:
                 runs.append((index.ids[position], share))
                 count -= share
             # A later level is less suitable, so it gets only slots that do not fit on an earlier
-            # level. If the booking chooses devices, the caller must book these slots before the
-            # placer tries the next level.
+            # level. If devices are chosen at the booking, the caller must book these slots before
+            # the placer tries the next level.
             if not count or (taken and (found.one_host_at_a_time(level) or found.scope.one_host)):
                 break
         return runs
@@ -295,7 +295,7 @@ class Placer:
         no host has room.
         """
         taken: list[Taken] = []
-        # This is the innermost loop of placement. So it uses local variables, and does the
+        # This is the innermost loop of placement. So this loop uses local variables, and does the
         # arithmetic without function calls.
         bookings = found.scope.bookings
         empty_at, free_of = bookings.empty, bookings.free
@@ -529,7 +529,7 @@ class Candidates:
         return scope.ledger.cpus.unmet(wanted, host), free, -host.score(wanted), position
 
     def finish(self) -> None:
-        """Stores the positions at which the searches stopped in the scheduling class."""
+        """Stores in the scheduling class the positions at which its searches stopped."""
         # Slots of the job that start or end change where rules about neighbors can be met, even if
         # no host gets more room. So the next search checks all hosts again.
         wanted = self.scope.scheduling_class

@@ -152,8 +152,8 @@ class Proportions:
         sum over dimensions of (need * free) / sum over dimensions of free
 
     The numerator is the dot product of R. Grandl et al., "Multi-resource packing for cluster
-    schedulers" (Tetris, SIGCOMM 2014). It is divided by the total free capacity. Without this
-    division, an empty host would be better only because it is empty. If a host has a rare resource
+    schedulers" (Tetris, SIGCOMM 2014). This product is divided by the total free capacity. Without
+    this division, a host would be better only because it is empty. If a host has a rare resource
     free, slots that do not need this resource use the host last.
 
     Weights make the dimensions comparable: an average host has the same weight in each dimension.
@@ -167,7 +167,7 @@ class Proportions:
         index: the index of the hosts.
         weights: the weight of one unit of each dimension, computed from the totals of all hosts.
         free: the weighted free capacity of hosts, by position. Code that lowers a leaf of the index
-            must remove the host's entry here.
+            must remove the host's entry from `free`.
     """
 
     def __init__(self, index: CapacityIndex, whole: CapacityIndex) -> None:
@@ -238,8 +238,8 @@ class Tier(NamedTuple):
     Attributes:
         columns: index columns with the lowest value that a host must have, in addition to the needs
             of the class.
-        in_use: True for only hosts with slots, False for only empty hosts, None for hosts with and
-            without slots.
+        in_use: True if the tier has only hosts with slots, False if it has only empty hosts, None
+            if it has hosts with and without slots.
         unmet_max: the largest number of preferred policies that a host of the tier can miss; None:
             there is no limit.
         aligning: True if the tier contains only hosts that align every slot to NUMA nodes.

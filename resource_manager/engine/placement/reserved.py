@@ -1,5 +1,5 @@
 """Keeps the ledger of reservations: the reserved capacity, its hosts, and its owners.
-`scheduling/reservations.py` decides when a reservation is made and when it ends.
+`scheduling/reservations.py` decides when a reservation is made and when the reservation ends.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Reservation:
         version: the value of `Hosts.version` at which all hosts of the reservation were last found
             suitable for the owner.
         lacking: a host that had too little free capacity at the last check.
-        planned: True if the owner is not starved, but is the first in order. The reservation then
-            says when the owner will start.
+        planned: True if the owner is not starved, but is the first in order. In this case, the
+            reservation says when the owner will start.
         promised_ms: the earliest start that was ever expected (monotonic); None if it is not known.
             Slots that are placed on the reserved capacity in the meantime must end before this
             time. Without this rule, slots that run longer than expected would delay the start again

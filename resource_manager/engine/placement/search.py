@@ -231,8 +231,8 @@ class Search:
     def best_first(self, column: str) -> Iterator[int]:
         """Yields all hosts that have room, in descending order of their score in a column.
 
-        The function skips a host if its check failed in an earlier pass and it has got no more room
-        since the check.
+        The function skips a host if its check failed in an earlier pass and the host has got no
+        more room since the check.
         """
         scope = self._scope
         self._begin()
@@ -269,8 +269,8 @@ class Search:
         else:
             able = iter(scope.index.covering_among(scope.listed, self._needs))
         for at in able:
-            # Leave out a host if its check failed in an earlier pass and it has got no more room
-            # since then.
+            # Leave out a host if its check failed in an earlier pass and the host has got no more
+            # room since then.
             if not self.topology or at >= self._frontier or at in unknown:
                 yield at
 

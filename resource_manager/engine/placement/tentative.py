@@ -299,8 +299,8 @@ class TentativePlacer(Placer):
                     index, labels = selected, () if implied == labels else labels
                     break
             barred = list(self._barred.get(scheduling_class, ()))
-            # A refusal depends on the present state of a host, so it does not matter for an empty
-            # host.
+            # A refusal depends on the present state of a host, so refusals do not matter for an
+            # empty host.
             if not self._as_if_empty:
                 barred += self._refusing(scheduling_class)
             scope = self._scope_in(index, scheduling_class, labels, barred)
@@ -308,7 +308,7 @@ class TentativePlacer(Placer):
         return scope
 
     def _hosts_near(self, policy: CpuPolicy) -> set[str] | None:  # noqa: ARG002 -- of no policy
-        return None  # members of the gang may be neighbors of each other
+        return None  # members of the gang can be neighbors of each other
 
     def _by_affinity(
         self, searches: list[Search], bookings: Bookings, besides: Collection[int]
