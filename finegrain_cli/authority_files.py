@@ -56,7 +56,7 @@ def restore_authority(state_dir: Path, authority: Authority) -> Path | None:
     directory, beside the new files.
 
     Args:
-        state_dir: state directory of a resource manager that does not run.
+        state_dir: state directory of a resource manager. The resource manager must not run.
         authority: the authority.
 
     Returns:

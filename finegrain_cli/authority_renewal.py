@@ -249,8 +249,8 @@ def _read_outside(certificate: Path, key: Path) -> Authority:
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
     read = Authority.from_pem(*texts)
-    # Trust only this authority. Do not trust the authority above it, which may also sign for other
-    # systems.
+    # Trust only this authority. Do not trust the authority that has issued its certificate, because
+    # that authority possibly also signs for other systems.
     return Authority(read.cluster, read.certificate, read.key)
 
 

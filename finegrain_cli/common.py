@@ -200,7 +200,7 @@ class NotConfirmed(InvalidArgument):
 
 
 def confirm(what: str, *, yes: bool) -> None:
-    """Prints what a destructive command will do. Asks for confirmation, unless `yes` is set.
+    """Prints what a destructive command will do. If `yes` is False, asks for confirmation.
 
     Raises:
         typer.Abort: the user declined.
@@ -217,7 +217,7 @@ def confirm(what: str, *, yes: bool) -> None:
 
 
 def confirm_operation(cluster: fg.blocking.Cluster, what: str, *, yes: bool) -> None:
-    """Asks for confirmation of an operation for which the role `operator` is needed; see `confirm`.
+    """Asks for confirmation, as `confirm` does, of an operation that needs the role `operator`.
 
     Raises:
         PermissionDenied: the caller does not have the role `operator`, so there is nothing to

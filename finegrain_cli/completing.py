@@ -114,8 +114,8 @@ def words(*known: str) -> Callable[[str], list[str]]:
     """Returns a completer of fixed words. The user can type the words in upper or lower case."""
 
     def complete(incomplete: str) -> list[str]:
-        # Return words in the case that the user typed: shells take only suggestions that begin with
-        # the typed text.
+        # Return words with the beginning that the user typed, because shells take only suggestions
+        # that begin with the typed text.
         return [
             incomplete + each[len(incomplete) :]
             for each in known
@@ -158,8 +158,8 @@ def _asked(
     typed = {
         name: str(context.params.get(name) or "") for name in ("manager", "credentials", "config")
     }
-    # Discard warnings about a configuration file, because they would appear in the middle of the
-    # user's line.
+    # Discard warnings about a configuration file, because the warnings would appear in the middle
+    # of the user's line.
     with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
         try:
             enter_command(

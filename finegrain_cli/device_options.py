@@ -1,4 +1,6 @@
-"""Converts options that request devices from texts on the command line to amounts and hints."""
+"""Converts the options that request devices to amounts and hints. The values of the options are
+texts from the command line.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ class DeviceOptions:
         """Returns amounts by name of the resource, in the form of `SlotSpec.devices`.
 
         Raises:
-            InvalidArgument: a value cannot be read, or no host could ever serve the devices.
+            InvalidArgument: a value cannot be read, or no host could ever have such devices.
         """
         from finegrain.devices.names import device_requests
 
@@ -113,8 +115,8 @@ class DeviceOptions:
         return found
 
     def named(self) -> dict[str, int]:
-        """Returns the amounts that were typed, by name of the resource. A resize may name only some
-        amounts.
+        """Returns the amounts that the user typed, by name of the resource. A resize can name only
+        some amounts.
 
         Raises:
             InvalidArgument: a value cannot be read.
@@ -167,7 +169,7 @@ class DeviceOptions:
                 yield name, _hundredths(f"--{name}", text)
         for pair in self.device:
             name, text = parse_pair("--device", pair)
-            # Vendors count whole devices under these names; all other names count hundredths.
+            # Names of vendors count whole devices. All other names count hundredths of a device.
             amount = _hundredths(f"--device {name}", text)
             yield name, amount // 100 if name.endswith("/gpu") else amount
 

@@ -24,14 +24,14 @@ class ExitCode(IntEnum):
     INFEASIBLE = 6
     UNREACHABLE = 7
     PERMISSION = 8
-    THREADS_FAILED = 9  # `batch`: not every thread is done; `job run`: the job did not finish
+    THREADS_FAILED = 9  # `batch`: some threads are not done; `job run`: the job did not finish
     REVOKED = 123  # `run`: the slot was taken back for a request that is not revocable
     # `run`: the slot reached its time limit; timeout(1) has the same exit code.
     TIME_LIMIT = 124
     RUN_FAILED = 125  # `run` itself failed: the command did not start, or its output was lost
     NOT_EXECUTABLE = 126
     NOT_FOUND_COMMAND = 127
-    SIGNAL = 128  # base of codes for signals: the signal's number is added
+    SIGNAL = 128  # the number of the signal is added to this code
 
 
 _BY_REASON: dict[errors.Reason, ExitCode] = {

@@ -58,7 +58,7 @@ def _from_python(text: str, file: Path, name: str) -> JobGraph:
         graph = found() if callable(found) else found
     except FinegrainError:
         raise
-    except (Exception, SystemExit) as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code can raise any exception
         raise InvalidArgument(
             "GRAPH", text, f"a function that returns a graph; {_described(error, file)}"
         ) from error

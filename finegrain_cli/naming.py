@@ -91,7 +91,7 @@ def dependencies(texts: Iterable[str]) -> tuple[JobDependency, ...]:
     found = []
     with open_cluster() as cluster:
         for text in texts:
-            # A name may contain colons, so only a known word after the last colon is a condition.
+            # A name can contain colons, so only a known word after the last colon is a condition.
             name, _, word = text.rpartition(":")
             if not name or word.upper() not in set(JobCondition):
                 name, word = text, "ok"

@@ -32,7 +32,8 @@ class TwoSignals:
         self._before_exit = before_exit
         loop = asyncio.get_running_loop()
         for number in ENDING_SIGNALS:
-            # Keep SIGHUP ignored if nohup started this process: a handler would undo nohup.
+            # If nohup started this process, keep SIGHUP ignored, because a handler would undo
+            # nohup.
             hardened = number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
             if not hardened:
                 loop.add_signal_handler(number, self._take, number)

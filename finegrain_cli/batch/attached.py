@@ -105,8 +105,8 @@ def stop_runner(status: Callable[[], S], what: str) -> S:
                 f"pid {found.runner_pid} on {found.runner_host} runs the {what}; stop it there",
                 details={"pid": found.runner_pid, "host": found.runner_host},
             )
-        # Send only one SIGINT to each runner: a second SIGINT would end the runner before it has
-        # cleaned up.
+        # Send only one SIGINT to each runner, because a second SIGINT would end the runner before
+        # it has cleaned up.
         if found.runner_pid > 0 and signalled_pid != found.runner_pid:
             signalled_pid = found.runner_pid
             _interrupt(signalled_pid, what)

@@ -129,7 +129,7 @@ def _start(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         return subprocess.Popen(
-            # -P: modules in the current directory must not replace modules of Python.
+            # With -P, modules in the current directory cannot replace modules of Python.
             [sys.executable, "-P", "-m", "finegrain_cli", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=descriptor,

@@ -165,7 +165,7 @@ def backup(
     from finegrain_cli.authority_files import backup_authority, existing_authority, note
 
     state, path = state_dir_of(state_dir), Path(file)
-    existing_authority(state)  # before the user is asked for a passphrase
+    existing_authority(state)  # fails before the user is asked for a passphrase
     passphrase = _passphrase(passphrase_file, new=True)
     # Write the note for the audit log before the copy of the authority. If the second step fails, a
     # note without a copy is better than a copy without a note.
@@ -235,7 +235,9 @@ def _wanted_role(role: str, name: str, days: int) -> Role:
 
 
 def _read_request(path: Path) -> bytes:
-    """Returns the request for a certificate in `path` as DER. The file may contain PEM or DER."""
+    """Returns the request for a certificate in the file `path`, converted to DER. The file can
+    contain PEM or DER.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding
 

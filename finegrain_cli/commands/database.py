@@ -158,7 +158,7 @@ def restore(
     from resource_manager.storage import schema
 
     url = _url(database, make=True)
-    # Check this before the user is asked to confirm. The user must not confirm an impossible
+    # Check this before the question to the user, so that the user does not confirm an impossible
     # restore.
     schema.check_restorable(url)
     # An executor rejects commands with an epoch below the highest epoch that it has seen. So the

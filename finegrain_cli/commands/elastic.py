@@ -189,8 +189,8 @@ def explaining_wait(
         yield
     finally:
         timer.cancel()
-        # Wait for the timer thread, which may be printing now: the result must come after the
-        # explanation.
+        # The timer thread is possibly printing the explanation now. Wait for the thread, because
+        # the result must come after the explanation.
         timer.join()
 
 

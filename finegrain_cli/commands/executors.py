@@ -1,5 +1,5 @@
-"""Implements `finegrain executors`. The command lists executors. It also shows or sets how their
-hosts assign cpus.
+"""Implements `finegrain executors`. The command lists executors. It also shows or sets how the
+hosts of executors assign cpus.
 
 `executors ID` lists the executor with this id, except if ID is the name of a subcommand.
 """
@@ -218,7 +218,7 @@ def _subject(executor: str, *, defaults: bool) -> str | None:
     """Returns the executor to change, or None for the cluster's defaults.
 
     Raises:
-        InvalidArgument: an executor and --defaults are both given, or both missing.
+        InvalidArgument: both an executor and --defaults are given, or neither is given.
     """
     if defaults == bool(executor):
         raise InvalidArgument("EXECUTOR", executor, "either the name of an executor, or --defaults")

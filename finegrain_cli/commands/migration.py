@@ -1,4 +1,6 @@
-"""`finegrain certs migrate`: helps executors of a version without certificates to join."""
+"""Implements `finegrain certs migrate`, which helps executors of a version without certificates to
+join.
+"""
 
 from __future__ import annotations
 

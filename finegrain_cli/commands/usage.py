@@ -191,8 +191,8 @@ def _text(
     output: OutputFormat,
     missing: str = "no samples yet; an executor reports every few seconds",
 ) -> str:
-    """Returns the facts, one on each line. The samples follow: as a table, or as bars that show the
-    value `key`.
+    """Returns a text with the facts, one on each line. After the facts, the text has the samples:
+    as a table, or as bars that show the value `key`.
     """
     highest = max((each[key] for each in samples), default=0)
     steps = (round(each[key] / (highest or 1) * (len(BARS) - 1)) for each in samples)

@@ -110,8 +110,8 @@ def _cpus(settings: Settings) -> Iterator[str]:
 
 
 def _providers(settings: Settings) -> Iterator[str]:
-    """Yields the problem of the providers' file, if there is one. An example is a share that this
-    host does not have.
+    """Yields the problem of the providers' file, if the file has a problem. An example is a share
+    that this host does not have.
     """
     file = Path(settings.rm.providers_file)
     if not settings.rm.providers_file or not os.access(file, os.R_OK):

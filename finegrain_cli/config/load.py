@@ -56,7 +56,7 @@ class InvalidConfiguration(ConfigurationError):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A value of the command line for one key. `name` is the flag as the user typed it
+    """A value on the command line for one key. `name` is the flag as the user typed it
     ("--listen").
     """
 
@@ -79,7 +79,7 @@ def load_configuration(
         config_file: this file is read in place of the user's file. If empty, the user's file is
             read.
         environment: environment variables. If None, the environment of this process is used.
-        flags: the flags on the command line, which have the highest priority.
+        flags: the flags on the command line. Flags have the highest priority.
 
     Raises:
         ConfigurationError: `config_file` is missing, or a file cannot be read or is not TOML.

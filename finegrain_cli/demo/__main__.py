@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     log = DemoLog()
     cpus = sorted(os.sched_getaffinity(0))
     share_milli = min(1000, 1000 * len(cpus) // len(EXECUTORS))
-    dedicated_cpus = len(cpus) >= len(EXECUTORS)  # otherwise both executors share one cpu
+    dedicated_cpus = len(cpus) >= len(EXECUTORS)  # if False, both executors share one cpu
     # Each executor gets a dedicated cpu. On a host with one cpu, each executor gets half of the
     # cpu's time.
     shares = [

@@ -13,7 +13,9 @@ from finegrain_client import Slot, TaskResult
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One task that has ended. The record has its executor, its limits and its usage."""
+    """The record of one task that has ended, with the executor, the limits and the usage of the
+    task.
+    """
 
     what: str
     executor_id: str

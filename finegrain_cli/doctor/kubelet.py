@@ -17,7 +17,7 @@ NAME = "kubelet"
 
 
 def examine_kubelet(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
-    """Compares the cpus that the kubelet may dedicate with the cpus of an executor's slots.
+    """Compares the cpus that the kubelet can dedicate to pods with the cpus of an executor's slots.
 
     Args:
         settings: the configuration of the executor.

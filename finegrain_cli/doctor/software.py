@@ -51,8 +51,8 @@ def _sqlite() -> Iterator[Finding]:
 def examine_clock() -> Iterator[Finding]:
     """Checks whether the kernel regards the clock as synchronized."""
     libc = ctypes.CDLL(None, use_errno=True)
-    # Allocate twice the size, because the struct may be larger on this host. The buffer is filled
-    # with zeros, so the field `modes` is 0. With `modes` 0, the call only reads the clock.
+    # Allocate twice the size, because the struct is possibly larger on this host. The buffer is
+    # filled with zeros, so the field `modes` is 0. With `modes` 0, the call only reads the clock.
     buffer = ctypes.create_string_buffer(SIZE_OF_TIMEX * 2)
     if libc.adjtimex(buffer) < 0:
         yield warn("clock", f"cannot be read: {os.strerror(ctypes.get_errno())}", "none needed")

@@ -1,7 +1,7 @@
 """Implements the main sequence of `finegrain job run`: starts, continues, follows or cancels a job.
 
-The first Ctrl-C cancels the job. A second Ctrl-C ends this process at once, and the job can be
-continued later.
+The first Ctrl-C cancels the job. A second Ctrl-C ends this process at once. In this case, the job
+can be continued later.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ _OPERATORS = (
     Column("quota", lambda row: format_bytes(row["quota_bytes"]), right=True),
     Column(
         "used",
-        # With the enforcement DECLARED, no process measures the use of the operator.
+        # With the quota enforcement DECLARED, no process measures the use of the operator.
         lambda row: format_bytes(row["used_bytes"]) if row["enforcement"] != DECLARED else "-",
         right=True,
     ),
@@ -182,8 +182,8 @@ def print_explanation(
 
     Args:
         job: the job.
-        waits: the explanation of the request of each region that waits for slots, by the number of
-            the region.
+        waits: for each region that waits for slots, the explanation of its request, by the number
+            of the region.
         form: table or JSON.
     """
     shown = job_dict(job)

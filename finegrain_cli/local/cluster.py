@@ -84,8 +84,8 @@ class LocalCluster:
         executors: number of executors, each with an equal part of this host. The number is not used
             if `shares` or `scale` is given.
         shares: the executors, each with an explicit part of this host.
-        scale: the number of executors that the resource manager may start and stop on demand. With
-            `scale`, the cluster starts without executors.
+        scale: the maximum number of executors that the resource manager starts and stops on demand.
+            With `scale`, the cluster starts without executors.
         state_dir: directory of all files except sockets. It can be the directory of an earlier
             cluster. If None, the cluster uses a temporary directory.
         listen: address of the resource manager. With port 0, the kernel chooses the port.
@@ -224,7 +224,7 @@ class LocalCluster:
             if self._manager is not None:
                 self._manager.terminate()
                 self._end(self._manager)
-            # Sweep now: the resource manager has ended, so it can start no executor during the
+            # Sweep only now. The resource manager has ended, so it can start no executor during the
             # sweep.
             left = self.scaled.sweep() if self.scaled else []
             folders = [self.state_dir / "executors" / each.executor_id for each in self.shares]
@@ -243,7 +243,7 @@ class LocalCluster:
     # -- start ---------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        # TMPDIR may be a directory that only this user can enter.
+        # TMPDIR is possibly a directory that only this user can enter.
         place = None if self.task_user.is_shared else "/tmp"  # noqa: S108 - mkdtemp is safe there
         self._base = Path(tempfile.mkdtemp(prefix="finegrain-", dir=place))
         self.state_dir = (self._given_state_dir or self._base / "state").absolute()
@@ -295,7 +295,8 @@ class LocalCluster:
         )
         if self.scaled is not None:
             assert self._lock is not None  # noqa: S101 - _prepare has run
-            # Start the sweeper before the resource manager, which may start executors at once.
+            # Start the sweeper before the resource manager, because the resource manager possibly
+            # starts executors at once.
             self.scaled.start_sweeper(self._lock)
         self._manager = manager = self._daemon("resource manager", "rm", options)
         manager.start()

@@ -57,7 +57,7 @@ def run_in_foreground(cluster: LocalCluster, output: OutputFormat) -> None:
         except FinegrainError as error:
             failure = error
         finally:
-            # Stop in `finally`, because a signal may arrive while the cluster starts.
+            # Stop in `finally`, because a signal can arrive while the cluster starts.
             left = cluster.stop()
     for each in left:
         _say(f"left behind: {each}")
@@ -111,7 +111,7 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
         document = {**line, **_note(cluster), **users, "executors": rows, "scale": _scale(cluster)}
         print_json_line(document)
         return
-    # For people: addresses, limits that are not enforced, and commands to try.
+    # For people, print addresses, limits that are not enforced, and commands to try.
     say(f"resource manager  {cluster.address}  metrics http://{cluster.metrics_address}/metrics")
     say(f"HTTP interface    https://{cluster.web_address}/v1/openapi.json")
     for each in executors:

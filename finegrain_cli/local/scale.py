@@ -53,11 +53,11 @@ class Scale:
 
 
 def check_unscaled(state_dir: Path) -> None:
-    """Checks that a cluster without `--scale` may use a state directory.
+    """Checks that a cluster without `--scale` can use a state directory.
 
     Raises:
-        ConfigurationError: the directory was used with `--scale`, and may have executors that only
-            a cluster with `--scale` can manage.
+        ConfigurationError: the directory was used with `--scale`, and possibly has executors that
+            only a cluster with `--scale` can manage.
     """
     if (state_dir / PROVIDERS_FILE).exists():
         raise ConfigurationError(
@@ -68,7 +68,7 @@ def check_unscaled(state_dir: Path) -> None:
 
 
 class ScaledExecutors:
-    """All executors that the resource manager of one local cluster may start.
+    """All executors that the resource manager of one local cluster can start.
 
     Args:
         scale: the maximum number of executors, and the time after which an idle executor is
@@ -175,7 +175,8 @@ class ScaledExecutors:
         Returns:
             One line for each process or cgroup that could not be removed.
         """
-        # Read the groups before the sweep, which may remove the files that list the groups.
+        # Read the groups before the sweep, because the sweep can remove the files that list the
+        # groups.
         groups = [
             group for path in executor_paths(self.directory) for group in groups_of(path / "state")
         ]

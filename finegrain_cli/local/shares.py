@@ -1,4 +1,4 @@
-"""Divides this host into explicit shares for executors that run on it at the same time.
+"""Divides this host into explicit shares for executors that run on the host at the same time.
 
 Each share has whole cores. If the host has too few cores, each share has single cpus. If the host
 has fewer cpus than executors, a share is an amount of cpu time, and all executors use the same
@@ -28,9 +28,9 @@ class ExecutorShare:
     """One executor and its part of the host.
 
     The executor gets exactly the cpus in `cpus`, at most `cpu_milli` of cpu time, and exactly
-    `memory_bytes` of memory. If `cpus` is empty, the executor gets all cpus that this process may
-    use. If `cpus` is empty and both amounts are None, the executor gets the whole host minus the
-    reserve for the system.
+    `memory_bytes` of memory. If `cpus` is empty, the executor gets all cpus that this process is
+    allowed to use. If `cpus` is empty and both amounts are None, the executor gets the whole host
+    minus the reserve for the system.
     """
 
     executor_id: str
@@ -66,8 +66,8 @@ def divide_host(
 def equal_parts(
     names: Sequence[str], *, cpus: str = "", memory_bytes: int | None = None
 ) -> list[ExecutorShare]:
-    """Divides the host as `divide_host` does, but into shares of the same size. Even a single share
-    has explicit amounts.
+    """Divides the host as `divide_host` does, but into shares of the same size. The shares have
+    explicit amounts, even if there is only one share.
 
     If whole cores cannot be divided evenly, every executor gets the same amount of cpu time on the
     same cpus. Example: on 4 cores, each of 3 executors gets 1333 thousandths of a core, on all 4

@@ -19,7 +19,9 @@ SETTINGS = {
     "default-bind": "default_bind",
     "default-exclusive": "default_exclusive",
 }
-"""Settings of a host: the name on the command line, and the name in code and JSON."""
+"""The settings of a host. Each key is the name on the command line, and its value is the name in
+code and JSON.
+"""
 
 
 def policy_text(policy: Row) -> str:

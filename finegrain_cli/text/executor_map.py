@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Data = Mapping[str, Any]
 
 SLOTS_LISTED_MAX = 20
-"""Maximum number of slots that are listed per pool. A pool may have thousands of slots, and
-`finegrain slots` lists all of them.
+"""Maximum number of slots that are listed per pool. A pool can have thousands of slots. `finegrain
+slots` lists all slots.
 """
 
 _PoolKey = tuple[str, tuple[tuple[int, int], ...]]

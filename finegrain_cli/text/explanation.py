@@ -100,8 +100,8 @@ def explanation_text(found: Explanation) -> str:
 
 
 def _order(found: Explanation) -> list[str]:
-    """Lists the flows that are served before the request, the limits that block it, and the
-    reserved capacity.
+    """Lists the flows that are served before the request, the limits that block the request, and
+    the reserved capacity.
     """
     lines = [f"  order    {step.summary}" for step in found.steps]
     for limit in found.limits:

@@ -39,7 +39,7 @@ class Fitting(Protocol):
 
     @property
     def shrinks(self) -> bool:
-        """True if the cells of the column may be shortened."""
+        """True if the cells of the column can be shortened."""
 
 
 def output_width() -> int:

@@ -65,7 +65,7 @@ class Column:
         right: True if the column is right-aligned.
         rank: a narrow table first leaves out the columns with the highest rank. A column with rank
             0 is always shown.
-        shrinks: True if a narrow table may shorten the cells.
+        shrinks: True if a narrow table can have shortened cells in this column.
     """
 
     heading: str

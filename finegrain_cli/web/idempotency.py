@@ -1,6 +1,6 @@
 """Answers a repeated request with the stored answer to the first request.
 
-A client that did not get an answer sends the same request again with the same `Idempotency-Key`.
+A client that did not get an answer can send the same request again with the same `Idempotency-Key`.
 """
 
 from __future__ import annotations

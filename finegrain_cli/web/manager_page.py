@@ -1,8 +1,8 @@
 """Serves the page of a resource manager and the sessions of browsers, in addition to the routes.
 
-A session needs two secrets. Scripts cannot read the cookie, but browsers send it to every port of
-this host, and tasks may listen on some of these ports. So each call also needs a token, which only
-pages of this port can read and send.
+A session needs two secrets. The first secret is a cookie. Scripts cannot read the cookie, but
+browsers send it to every port of this host, and tasks can listen on some of these ports. So each
+call also needs the second secret, a token that only pages of this port can read and send.
 """
 
 from __future__ import annotations

@@ -132,7 +132,9 @@ def _operation(route: Route, schemas: dict[str, Schema]) -> Schema:
 
 
 def _operation_id(route: Route) -> str:
-    """Returns a name that is unique even if one call serves two routes."""
+    """Returns the unique name of a route. The name is also unique if one call of the protocol
+    serves two routes.
+    """
     same = [each for each in ROUTES if each.call == route.call]
     at = same.index(route)
     return route.name if at == 0 else f"{route.name}{at + 1}"
