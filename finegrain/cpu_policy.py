@@ -86,8 +86,8 @@ class HostBindPolicy(StrEnum):
 class CpuPolicy(Value):
     """The CPU policies of a request.
 
-    A slot is placed only on hosts that satisfy its required policies. A preferred policy that a
-    host cannot satisfy is ignored there, with a note.
+    A slot is placed only on hosts that satisfy its required policies. If a host cannot satisfy a
+    preferred policy, the policy is ignored on this host, and the slot gets a note.
 
     Attributes:
         slot_labels: labels of the slot, for the rules of other slots of the job.

@@ -237,7 +237,9 @@ class Unavailable(FinegrainError):
 
 
 class StoreError(Unavailable):
-    """The database cannot be used: missing, locked, of an older or newer version, or corrupt."""
+    """The database cannot be used: it is missing, locked, corrupt, or of an older or newer
+    version.
+    """
 
     default_reason = Reason.STORE_UNAVAILABLE
 

@@ -42,8 +42,8 @@ class MetricsServer:
         unready: a function that returns the text of /readyz when it does not report success.
         refresh: a function that is called before every answer to /metrics.
         own: the certificate that the server shows beyond loopback.
-        trust: how the server identifies its callers; None: it uses the certificates of its own
-            cluster.
+        trust: how the server identifies its callers; None: the server uses the certificates of its
+            own cluster.
 
     Raises:
         InvalidArgument: the address is malformed.

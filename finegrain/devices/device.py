@@ -66,8 +66,8 @@ class Device:
         memory_bytes: memory of the device according to its vendor.
         driver_bytes: memory that the driver reserves and that is not in `capacity`.
         local_cpus: cpus near to the device, as a cpu list.
-        levels: for each dimension, the level at which the executor can enforce a share, and in
-            "whole" the level for the whole device; see `finegrain/devices/levels.py`.
+        levels: for each dimension, the level at which the executor can enforce a share. The key
+            "whole" has the level for the whole device; see `finegrain/devices/levels.py`.
         parking: how slots with the device can be parked: "same-gpu" or "any-gpu"; empty: such slots
             cannot be parked. See `finegrain/devices/parking.py`.
     """

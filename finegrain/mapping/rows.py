@@ -17,7 +17,9 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Converts values of one type: `write` returns the stored form, `read` the value."""
+    """Converts values of one type: `write` returns the stored form, and `read` returns the
+    value.
+    """
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]

@@ -20,7 +20,7 @@ class Dimension(Value):
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual(Value):
-    """A change of a request after which it would fit now.
+    """A change of a request after which the request would fit now.
 
     The change lowers amounts (`free` of each entry is the amount that fits). Or the changed request
     no longer requires the policies in `relaxed` ("bind", "exclusive", "numa", "qos").

@@ -126,7 +126,7 @@ class DeviceLimits:
         return found
 
     def _note(self, wanted: Iterable[SlotMemory], problems: Iterable[Mapping[str, str]]) -> None:
-        """Records the limits of slots that could not be set."""
+        """Records which limits could not be set, by slot."""
         uuids = {name: uuid for uuid, name in self._names.items()}
         unlimited = dict(self._keeper.enforcement.unlimited)
         for slot, failed in zip(wanted, problems, strict=True):

@@ -112,7 +112,7 @@ def _containers(containers: tuple[KubeletContainer, ...]) -> list[cpus_pb2.Kubel
 def _word(text: str) -> str:
     """Makes a name from another program's file printable, and shortens it.
 
-    Without this, the RM would reject the whole report because of one invalid name.
+    Without this step, the RM would reject the whole report because of one invalid name.
     """
     return printable(text)[:WORD_LENGTH_MAX]
 

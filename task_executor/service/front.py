@@ -437,8 +437,8 @@ class Front:
         keeper.enforcement = replace(keeper.enforcement, watched=self.device_watch.measured)
 
     async def _close_moved(self, host: HostDevices) -> None:
-        """Finds the present files of the devices again. So slots can open only the files of their
-        own devices.
+        """Finds the present files of the devices again, so that slots can open only the files of
+        their own devices.
         """
         # Read the files of the driver in a thread, because reading them can block while a GPU is
         # broken.

@@ -29,7 +29,7 @@ NO_CLUSTER = "any"  # owners are written without the name of the cluster
 
 
 def check_generation(value: int, field: str) -> int:
-    """Returns `value` if it can be a generation.
+    """Returns `value` if it is a valid generation.
 
     Raises:
         InvalidArgument: the value is below 1, or too large.

@@ -401,7 +401,7 @@ class ExecutorMetrics:
             self.cpus.labels(use).set(len(cpus))
 
     def _count_tasks(self, keeper: SlotKeeper) -> None:
-        """Adds the counts of the task table since the last scrape to the counters."""
+        """Adds to the counters what the task table has counted since the last scrape."""
         tasks = keeper.tasks
         for outcome, count in tasks.outcomes.items():
             self.tasks_ended.labels(outcome).inc(count - self._counted.get(outcome, 0))

@@ -306,7 +306,7 @@ class MpsDaemons:
 
 
 def mps_problem(host: HostDevices) -> str:
-    """Returns the reason why MPS daemons cannot run on this host; empty if they can."""
+    """Returns the reason why MPS daemons cannot run on this host; empty: MPS daemons can run."""
     if not _sharable(host):
         return "this host has no NVIDIA GPU that slots can share"
     if shutil.which(CONTROL) is None:

@@ -250,8 +250,8 @@ class SlotKeeper:
         """Saves the state after a pause, once for all changes of the pause.
 
         The keeper calls this method when slots end that the RM has freed. Until the save, the
-        checkpoint has these slots as being freed. After a crash, such a slot counts as ended if it
-        is not on the host.
+        checkpoint contains these slots in the state FREEING. After a crash, such a slot counts as
+        ended if it is not on the host.
         """
         if not self._is_save_due:
             self._is_save_due = True

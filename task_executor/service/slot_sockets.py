@@ -75,7 +75,7 @@ class SlotSockets:
         keeper: the slots, tasks and operators of this executor.
         calls: the handler that registers operators.
         directory: the directory of the sockets. Its path must be short.
-        owners: the object that finds the task of a process; None: find the task in /proc.
+        owners: the object that finds the task of a process; None: an object that searches in /proc.
     """
 
     def __init__(

@@ -155,7 +155,7 @@ class Squeezer:
     async def _set_quotas(
         self, budget: int, limits: Mapping[SlotKey, int], *, host_cpus: int
     ) -> None:
-        """Limits the CPU time of best-effort slots together to the budget, in thousandths of a
+        """Limits the total CPU time of all best-effort slots to the budget, in thousandths of a
         cpu.
         """
         together = sum(limits.values())

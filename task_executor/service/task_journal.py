@@ -69,8 +69,8 @@ class TaskJournal:
         return saved
 
     def put(self, task_id: str, content: dict[str, Any]) -> None:
-        """Writes a task, and replaces what was written before. The line survives the end of this
-        process. It is durable after the next sync.
+        """Writes a task, and replaces the earlier content of the task. The line survives the end of
+        this process. The line is durable after the next sync.
 
         Raises:
             OSError: the disk is full. Nothing has changed.
@@ -161,7 +161,9 @@ class TaskJournal:
                 self._is_broken = False
 
     def _copy(self, old: Iterable[Path], path: Path, live: Set[str]) -> None:
-        """Copies the lines of older segments that are still needed, and removes these segments."""
+        """Copies the lines that are still needed from older segments, and removes the older
+        segments.
+        """
         found, _ = self._read(old)
         data = b"".join(line for task_id, line in found.items() if task_id in live)
         fd = os.open(path, _FLAGS, 0o600)
@@ -213,9 +215,11 @@ def _encode(change: dict[str, Any]) -> bytes:
 
 
 def _task_of(line: bytes) -> str | None:
-    """Returns the id of the task of a line; None: the line is incomplete, or was changed.
+    """Returns the id of the task that a line is about; None: the line is incomplete, or was
+    changed.
 
-    A copy reads very many lines, so this function does not parse them. An id needs no escapes.
+    A copy reads very many lines, so this function does not parse the JSON of a line. Parsing is not
+    needed, because an id has no escapes.
     """
     body = line[_BODY_AT:-1]
     if line[:_BODY_AT] != b"%08x " % zlib.crc32(body) or not line.endswith(b"\n"):

@@ -73,7 +73,7 @@ class Task:
 
     @property
     def has_ended(self) -> bool:
-        """True if the task has ended. It then never changes again."""
+        """True if the task has ended. An ended task never changes again."""
         return self.state in ENDED_STATES
 
     @property

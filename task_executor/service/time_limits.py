@@ -48,8 +48,8 @@ class TimeLimits:
             await asyncio.sleep(self._pause_s())
 
     async def check(self) -> None:
-        """Begins to free all slots whose time limit is over: SIGTERM, the grace period of the
-        executor, SIGKILL.
+        """Begins to free all slots whose time limit is over. Their tasks get SIGTERM, and after the
+        grace period of the executor SIGKILL.
         """
         now_ms = self._keeper.boot_ms()
         due = [

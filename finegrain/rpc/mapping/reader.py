@@ -68,8 +68,8 @@ class Reading:
         kind: the dataclass.
         message: the message.
         exceptions: the differences, by attribute. If the field has another name, the value is its
-            path ("request.pids_max"). Otherwise it is a `Via` or `FromMessage` that computes the
-            attribute.
+            path ("request.pids_max"). Otherwise the value is a `Via` or `FromMessage` that computes
+            the attribute.
         given: attributes that the caller passes by name.
         kept: attributes without a field, which get their default.
         unread: fields without an attribute.

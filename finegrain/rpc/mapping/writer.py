@@ -94,8 +94,8 @@ class Writer:
     Args:
         writings: the pairs of class and message that differ. Pairs without differences need not be
             listed.
-        converters: functions that convert a value to a nested message or a text, by the type of the
-            attribute or by the class of the message.
+        converters: functions that convert values to nested messages or texts. The key is the type
+            of the attribute or the class of the message.
     """
 
     def __init__(
