@@ -1,5 +1,5 @@
-"""Provides the asyncio client for job masters, which requests slots, runs tasks in them, and
-releases them.
+"""Provides the asyncio client for job masters. It requests slots, runs tasks in the slots, and
+releases the slots.
 
     import finegrain_client as fg
 

@@ -4,8 +4,8 @@ A call that fails with UNAVAILABLE or CANCELLED is retried with capped, jittered
 is included because a server that is stopping ends its calls with this status. If the server names a
 time with RESOURCE_EXHAUSTED (RetryInfo), the call is retried after this time. After other errors, a
 call is not retried. All tries of a call share one budget of time. It is safe to repeat every call
-of this client, because the ids in the call make it idempotent. Streams have no deadline: `resumed`
-continues a stream at the position where it broke.
+of this client, because the ids in the call make the call idempotent. Streams have no deadline:
+`resumed` continues a stream at the position where it broke.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ whether the call has changed something.
 
 
 Redirect = Callable[[FinegrainError | None], bool]
-"""A function that switches to another server after a failure. It returns True if this server should
-be called at once.
+"""A function that switches to another server after a failure. It returns True if the new server
+should be called at once.
 """
 
 

@@ -342,7 +342,8 @@ class Operations:
             alignment: placement of every slot on NUMA nodes: "None", "BestEffort", "Restricted" or
                 "SingleNUMANode".
             reserved_cpus: cpus that are never dedicated to a slot, as a list ("0-1"; an empty value
-                means no cpus). They are added to the cpus that the host's configuration reserves.
+                means no cpus). These cpus are added to the cpus that the host's configuration
+                reserves.
             reserved_strict: True if the shared pools must not contain the reserved cpus.
             default_bind: "FullPCPUs", "SpreadByPCPUs" or "None", for requests that name no bind
                 policy.
@@ -397,8 +398,8 @@ class Operations:
         Args:
             allocation_id: the slot.
             wait_for_use: see `Slot.resize`.
-            wait: if true, the call returns when the slot has the new size. If false, it returns at
-                once, and `SlotStatus.resizes` has the pending change.
+            wait: if true, the call returns when the slot has the new size. If false, the call
+                returns at once, and `SlotStatus.resizes` has the pending change.
             timeout_s: longest time to wait in seconds; None means no limit.
 
         Raises:

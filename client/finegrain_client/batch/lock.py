@@ -32,7 +32,8 @@ def runner_of(path: Path) -> dict[str, Any] | None:
     try:
         descriptor = os.open(lock_path(path), os.O_RDONLY)
     except (FileNotFoundError, PermissionError):
-        # the state file is not readable either, and the function that reads it reports the error
+        # the state file is not readable either, and the function that reads that file reports the
+        # error
         return None
     try:
         # Use a shared lock, so that a reader does not mistake another reader for a runner.

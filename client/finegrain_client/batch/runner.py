@@ -1,8 +1,8 @@
 """Runs a batch until every thread has its result. The runner uses one job after the other.
 
-The runner takes over the job of an earlier runner, or registers a new job. It ends the job when the
-batch is done, stopped or cancelled. If the runner fails, or `BatchJob.leave` is called, the job
-stays for the next runner.
+The runner takes over the job of an earlier runner, or registers a new job. The runner ends the job
+when the batch is done, stopped or cancelled. If the runner fails, or `BatchJob.leave` is called,
+the job stays for the next runner.
 """
 
 from __future__ import annotations
@@ -195,8 +195,8 @@ class Runner:
             return None
         await self._on_disk(partial(self._state.end_job, row.number))
         reason = error.details.get("end_reason", "")
-        # If a runner has recorded that it ends the job, that runner has ended it, not an
-        # administrator.
+        # If the state file says that a runner was ending this job, a runner has ended it, and not
+        # an administrator.
         ours = await self._on_disk(partial(self._state.meta, ENDING)) == str(row.number)
         if reason == Reason.DEPENDENCY_FAILED:
             return f"a job that it waits for has ended in another way: {error.message}"

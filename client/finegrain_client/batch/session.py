@@ -279,8 +279,8 @@ class Session:
             task.add_done_callback(self._releases.discard)
         new, waiting = actions.reuse_new, actions.reuse
         if new is not None:
-            # A call that requests new members must contain fewer slots than other calls. So it
-            # contains only the slots that are reused for the new members.
+            # A call that requests new members must contain fewer slots than other calls. So this
+            # call contains only the slots that are reused for the new members.
             fresh = range(new[0], new[0] + new[1])
             waiting = [each for each in actions.reuse if each[1] not in fresh]
             pairs = [each for each in actions.reuse if each[1] in fresh]
@@ -344,8 +344,8 @@ class Session:
             await self._on_disk(partial(self._state.taken_in, self.row.number, new[0]))
         answers = [(*pair, each) for pair, each in zip(pairs, agreed, strict=True)]
         self._inbox.put_nowait(ReuseAnswered(answers))
-        # Send the answers first: they make the members wait again, and the refusal then removes the
-        # members.
+        # Send the answers first: the answers make the members wait again, and the refusal then
+        # removes the members.
         if refused is not None:
             self._inbox.put_nowait(refused)
 

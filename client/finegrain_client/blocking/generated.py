@@ -312,8 +312,8 @@ class Slot(ContextHandle["AsyncSlot"]):
         """Returns the tasks of the slot that its executor knows, in order of submission.
 
         A job master that has attached to its job again finds its tasks with this method. To wait
-        for a task, it calls `run` with the same arguments and the `task_id`, which does not start
-        the task twice.
+        for a task, the job master calls `run` with the same arguments and the `task_id`. This call
+        does not start the task twice.
 
         Raises:
             SlotLost: the slot has ended.
@@ -1468,7 +1468,8 @@ class Cluster(LoopOwner["AsyncCluster"]):
             alignment: placement of every slot on NUMA nodes: "None", "BestEffort", "Restricted" or
                 "SingleNUMANode".
             reserved_cpus: cpus that are never dedicated to a slot, as a list ("0-1"; an empty value
-                means no cpus). They are added to the cpus that the host's configuration reserves.
+                means no cpus). These cpus are added to the cpus that the host's configuration
+                reserves.
             reserved_strict: True if the shared pools must not contain the reserved cpus.
             default_bind: "FullPCPUs", "SpreadByPCPUs" or "None", for requests that name no bind
                 policy.
@@ -1516,8 +1517,8 @@ class Cluster(LoopOwner["AsyncCluster"]):
         Args:
             allocation_id: the slot.
             wait_for_use: see `Slot.resize`.
-            wait: if true, the call returns when the slot has the new size. If false, it returns at
-                once, and `SlotStatus.resizes` has the pending change.
+            wait: if true, the call returns when the slot has the new size. If false, the call
+                returns at once, and `SlotStatus.resizes` has the pending change.
             timeout_s: longest time to wait in seconds; None means no limit.
 
         Raises:

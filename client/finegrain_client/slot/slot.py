@@ -149,8 +149,8 @@ class Slot(SlotAtExecutor):
         """Returns the tasks of the slot that its executor knows, in order of submission.
 
         A job master that has attached to its job again finds its tasks with this method. To wait
-        for a task, it calls `run` with the same arguments and the `task_id`, which does not start
-        the task twice.
+        for a task, the job master calls `run` with the same arguments and the `task_id`. This call
+        does not start the task twice.
 
         Raises:
             SlotLost: the slot has ended.
