@@ -244,8 +244,8 @@ class Job:
     last_sequence: int = 0  # sequence number of the last event in the job's log
     trimmed_sequence: int = 0  # events up to this number were deleted
     specified: bool | None = (
-        # True if the job's requests have profiles, and False if they have none. None until the
-        # first request.
+        # True if the job's requests have profiles, and False if they have none. The value is None
+        # until the first request.
         None
     )
     witness_allocation_id: str = ""  # the first request, which decided `specified`

@@ -10,8 +10,9 @@ listed is a bug and raises `IllegalTransition`.
   refused. While one resize is ordered, the next resize can wait.
 - A gang moves as a whole until all its slots are granted. After that, its members move
   independently. But members that must be placed again are queued together.
-- An executor has three state machines. The first says whether it has registered and reports, the
-  second whether it is drained, and the third whether the resource manager can connect to it.
+- An executor has three state machines. The first shows whether the executor has registered and
+  reports, the second shows whether it is drained, and the third shows whether the resource manager
+  can connect to it.
 
 Every table also lists the states in which an entity can be restored after a restart. Tables cannot
 express some rules: a request and its slot move together, and every pending request is queued.
@@ -172,7 +173,7 @@ class GangInput(StrEnum):
 
     PLACE = "PLACE"  # capacity was booked for all members that have not ended
     GRANT = "GRANT"  # the last slot of the members was carved
-    BREAK = "BREAK"  # a slot was lost or refused: all members go back to their place in the queue
+    BREAK = "BREAK"  # a slot was lost or refused, so all members return to their place in the queue
     END = "END"  # the members are cancelled or rejected
 
 

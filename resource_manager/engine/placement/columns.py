@@ -62,8 +62,8 @@ def columns_of(host: Host, strategy: Strategy) -> dict[str, int]:
 
 
 def score_columns_of(host: Host, strategy: Strategy, columns: dict[str, int]) -> dict[str, int]:
-    """Returns the columns by which a placement strategy orders hosts. They are computed from the
-    other columns of the host.
+    """Returns the columns by which a placement strategy orders hosts. These columns are computed
+    from the other columns of the host.
     """
     most = host.executor.registration.slots_max
     return score_columns(strategy, host.dimensions, columns, most, columns[SLOTS])

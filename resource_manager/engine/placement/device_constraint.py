@@ -3,7 +3,8 @@
 A sum of free capacity is not enough. Example: a host with four half-used GPUs has 200 hundredths of
 a GPU free, but no slot can get a whole GPU. So this constraint checks each device, with the code
 that chooses devices for slots (`devices/choose.py`). Another constraint, `CpusSuit`, checks whether
-devices, cpus and memory can be on the same NUMA nodes, because it assigns all three together.
+devices, cpus and memory can be on the same NUMA nodes, because `CpusSuit` assigns devices, cpus and
+memory together.
 
 This constraint tries three kinds of remedies with the same code: fewer devices, a smaller share, or
 fewer conditions.

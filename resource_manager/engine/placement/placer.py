@@ -211,7 +211,7 @@ class Placer:
             index: the index to search.
             scheduling_class: the class.
             labels: the required labels that the search must check, because the index also contains
-                hosts without them.
+                hosts without these labels.
             barred: hosts that must not be chosen.
         """
         listed = None

@@ -9,13 +9,13 @@ earlier levels has room.
   Hosts that align every slot to NUMA nodes come last, because other classes need these hosts more.
 - For a class with devices, all hosts with room are ordered by the GPU capacity that a slot would
   strand there (`stranding.py`).
-- For a topology-constrained class, hosts that can meet all its preferred policies come first. Then
-  come hosts that miss one policy, and so on. So preferences are compared over all hosts, and not
-  only over the first hosts with room.
+- For a topology-constrained class, hosts that can meet all its preferred policies come first. The
+  next level has the hosts that miss one policy, and so on. So preferences are compared over all
+  hosts, and not only over the first hosts with room.
 
-Example: a request prefers "SpreadByPCPUs". 1,000 hosts demand whole cores, but host h does not. The
-first level needs the column `pin.cores`. The column is above 0 only for h, so the index finds h at
-once.
+Example: a request prefers "SpreadByPCPUs". 1,000 hosts give only whole cores to slots, but host h
+does not. The first level needs the column `pin.cores`. The column is above 0 only for h, so the
+index finds h at once.
 
 The strategy compares the hosts of one level. Of equal hosts, the host with the lowest id comes
 first. All numbers are integers. So the result is the same on every machine.
@@ -233,7 +233,8 @@ KNOWN_MAX = 16_384
 
 
 class Tier(NamedTuple):
-    """A subset of the hosts. The index columns of a host say whether it belongs to the subset.
+    """A subset of the hosts. The index columns of a host show whether the host belongs to the
+    subset.
 
     Attributes:
         columns: index columns with the lowest value that a host must have, in addition to the needs

@@ -27,8 +27,8 @@ from resource_manager.engine.placement.policies import Tier
 from resource_manager.engine.queue.scheduling_classes import Cursor, SchedulingClass
 
 GROWN_CHECKED_ONE_BY_ONE = 32
-"""If at most this many hosts got more room, the search checks each such host directly, and does not
-search the tree.
+"""If at most this many hosts got more room, the search checks each of these hosts directly, and
+does not search the tree.
 """
 
 OPENED_AT_ONCE = 32
@@ -66,7 +66,7 @@ class Scope:
         hosts: all hosts.
         ledger: the capacity that the pass has taken, including cpus and NUMA nodes.
         labels: the required labels that the search must check, because the index also contains
-            hosts without them.
+            hosts without these labels.
         listed: the positions of the hosts with these labels, if there are only a few of these
             hosts. If None, the search reads the index.
         barred: the positions of hosts that must not be chosen.
