@@ -1,1 +1,3 @@
-"""The resource manager's engine, without I/O: `step(state, event)` returns effects."""
+"""The resource manager's engine. It does no I/O: `step(state, event)` changes the state and returns
+effects.
+"""

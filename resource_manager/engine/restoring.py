@@ -1,8 +1,8 @@
 """Restores the state from the stored rows after a restart.
 
 Rows become linked entities. The queue, the free capacity, the indexes and the timers are not
-stored, but derived again. A request's row does not say that the request was placed or granted. So
-the state is derived from this row and the row of the slot.
+stored, but derived again. The row of a request does not show whether the request was placed or
+granted. So the state of a request is derived from its row and the rows of its slots.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     """Returns the state as it was stored. An executor must register again before new slots are
     placed on it.
 
-    While the resource manager was down, it could receive no report and no keep-alive. So the
+    While the resource manager was down, it could not receive reports and keep-alives. So the
     timeouts of all executors and all leases start again at `at`.
 
     Args:
@@ -62,7 +62,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     Raises:
         InvariantBroken: the rows contradict each other.
     """
-    # The order matters: each step links its rows to rows of the steps before.
+    # The order of the steps matters, because each step links its rows to rows of earlier steps.
     state = State(settings, snapshot.rm_epoch, at)
     _read_counters(state, snapshot)
     # Rows become linked entities: hosts, jobs, gangs, ranges, requests, slots.
@@ -73,7 +73,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     state.awaited.restore(snapshot.counters, state.started)
     for job in sorted(snapshot.jobs, key=lambda job: job.arrival_number):
         _restore_job(state, job)
-    # Gangs and ranges come before requests, because requests may be members of them.
+    # Gangs and ranges come before requests, because requests can be members of gangs and ranges.
     state.gangs.restore(snapshot.gangs)
     for row in sorted(snapshot.ranges, key=lambda row: row.arrival_number):
         _restore_range(state, row)
@@ -82,8 +82,8 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
         for request in sorted(snapshot.requests, key=lambda request: request.arrival_number)
         if _restore_request(state, request)
     ]
-    # The id of a single request may have the form of a range member's id. So the id is reserved,
-    # and no range can take it.
+    # The id of a request outside ranges can have the form of a range member's id. So the id is
+    # reserved, and no range member can get it.
     state.ranges.reserve_all(single)
     specs = chain(
         (each.spec for each in snapshot.requests), (each.spec.request for each in snapshot.ranges)
@@ -92,7 +92,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     # Slots are sorted by generation, because `_match` expects the older slots of a request first.
     for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
         _restore_slot(state, slot)
-    # Usage: groups and jobs become flows, and the flows are charged for their slots.
+    # Groups and jobs become flows, and the slots of a flow count in its usage.
     threads.restore(state.jobs, state.slots.values(), snapshot.usage_records, at)
     state.groups.update(
         adopt_groups(
@@ -115,15 +115,15 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     for job in state.jobs.values():
         if job.depends_on and job.state is JobState.ACTIVE:
             state.dependency_moves.adopt(job)
-    # This step comes after all bookings are final and all flows exist, because it charges bookings
-    # to flows.
+    # This step comes after all bookings are final and all flows exist, because it counts bookings
+    # in the usage of flows.
     state.usage.adopt()
     _enqueue(state, at)
-    # This step comes after all requests are queued. Queueing can raise a flow's usage, and this
-    # line sets the usage back to the stored value.
+    # This step comes after all requests are queued: queueing can increase a flow's usage, and this
+    # step sets the usage back to the stored value.
     state.usage_checkpoints.restore(snapshot.usage_records, at)
-    # Arm the timer even if provisioning is now off: executors of an older configuration must still
-    # be given back.
+    # Arm the timer even if provisioning is off now, because executors of an older configuration
+    # must still be given back.
     if state.settings.provisioning or state.provisions:
         state.timers.arm(Timer.PLAN, "", at.monotonic_ms)
     state.timers.arm(Timer.HISTORY, "", at.monotonic_ms + state.history.mark_interval_ms)
@@ -162,8 +162,8 @@ def _enqueue(state: State, at: Instant) -> None:
     scheduling pass does not treat them as new.
     """
     for slot in state.slots.values():
-        # While a resize order is in flight to the executor, the slot's next resize is not queued.
-        # The next resize is queued after the executor has confirmed or refused the order.
+        # While a resize order is in flight to the executor (`ordered`), the slot's next resize is
+        # not queued. It is queued after the executor has confirmed or refused the order.
         if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
             state.queue.add_resize(slot)
     for gang in state.gangs.derive_states(state.requests, state.transitions, at):
@@ -191,11 +191,10 @@ def _enqueue(state: State, at: Instant) -> None:
 def _waiting_since_ms(
     started: Instant, queue: WaitingQueue, gangs: GangLedger, requests: Requests, waiter: Waiter
 ) -> int:
-    """Returns when the starvation clock of a waiting item started. The result is never in the
-    future.
+    """Returns when the starvation clock of a waiter started. The result is never in the future.
 
-    The time comes from the stored wall time. For a resize, and for a request that has had a slot
-    before, no time is stored. So their clocks start at the restart.
+    The result is computed from the stored wall time. No time is stored for a resize and for a
+    request that has had a slot before, so their clocks start at the restart.
     """
     since_time_ms = started.time_ms
     if isinstance(waiter, int):
@@ -210,7 +209,8 @@ def _waiting_since_ms(
         first = requests.at(scheduling_class.job_queues[job_id].numbers.first)
         if not first.generation:
             since_time_ms = first.create_time_ms
-    # The wall clock may have been set back in the meantime. No clock may start in the future.
+    # Use 0 if the wall clock was set back in the meantime, because no starvation clock must start
+    # in the future.
     return started.monotonic_ms - max(0, started.time_ms - since_time_ms)
 
 
@@ -233,8 +233,8 @@ def _restore_executor(state: State, executor: Executor) -> None:
         cordons_for(state.host_settings, executor.executor_id),
     )
     state.hosts[executor.executor_id] = host
-    # Arm the timer for a lost executor, too: the previous process may have stopped before it had
-    # freed all slots of the executor. The timer frees the remaining slots.
+    # Arm the timer for a lost executor, too, because the previous process possibly stopped before
+    # it had freed all slots of the executor. The timer frees the remaining slots.
     state.timers.arm(Timer.SILENCE, executor.executor_id, now + state.settings.lost_timeout_ms)
 
 
@@ -243,8 +243,8 @@ def _restore_job(state: State, job: Job) -> None:
     state.jobs[job.job_id] = job
     if job.state is JobState.ENDED:
         kept = state.started.time_ms - (job.end_time_ms or 0)
-        # If the wall clock was set back, `kept` may be negative. The job is kept for at most one
-        # full retention.
+        # If the wall clock was set back, `kept` can be negative. In this case, the job is kept for
+        # one full retention.
         left = min(
             max(0, state.settings.ended_retention_ms - kept), state.settings.ended_retention_ms
         )
@@ -257,13 +257,13 @@ def _restore_job(state: State, job: Job) -> None:
 
 
 def _restore_request(state: State, request: Request) -> bool:
-    """Returns False if the request is a member of a range."""
+    """Restores a request. Returns False if the request is a member of a range."""
     job = state.jobs.get(request.job_id)
     if job is None:
         raise InvariantBroken(
             f"request {request.allocation_id} belongs to job {request.job_id}, which is not stored"
         )
-    request.job_id = job.job_id  # share one string for the id
+    request.job_id = job.job_id  # all requests of a job share one string for the job's id
     state.requests[request.allocation_id] = request
     if (part := state.ranges.at(request.arrival_number)) is not None:
         state.ranges.materialize(part, request)
@@ -291,16 +291,16 @@ def _restore_range(state: State, row: RequestRange) -> None:
 def _count_live(state: State, job: Job, count: int) -> None:
     job.live_requests += count
     state.requests.live += count
-    # The previous process stopped before it had ended all requests of an ended job. The next
-    # `Decide` events end the remaining requests.
+    # If an ended job still has live requests, the previous process stopped before it had ended all
+    # of them. The next `Decide` events end the remaining requests.
     if count and job.state is JobState.ENDED:
         state.endings.setdefault(job.job_id, Ending())
 
 
 def _member_of(state: State, slot: Slot) -> Request | None:
-    """Returns the range member to which this slot belongs, or None.
+    """Returns the range member to which this slot belongs, or None if there is no such member.
 
-    The member must be waiting in the stored range, and must have no row.
+    The member must be waiting in the stored range, and must have no row of its own.
     """
     found = state.ranges.named(slot.allocation_id)
     if found is None or found[1] not in found[0].waiting or found[0].row.job_id != slot.job_id:
@@ -341,13 +341,13 @@ def _restore_slot(state: State, slot: Slot) -> None:
 
 
 def _match(transitions: Transitions, request: Request | None, slot: Slot) -> None:
-    """Computes the states of a request and of one of its slots. The states follow from the rows of
-    both. The caller must pass older slots first.
+    """Computes the states of a request and of one of its slots from the rows of both. The caller
+    must pass older slots first.
 
     The row of a request is not written when the request is placed or granted. The row has the state
-    and generation from when the request was last pending or ended. Example: the row is pending with
-    generation 2, and a slot has generation 3. Then the slot with generation 3 is the request's
-    current slot. A slot that is not the current slot of a live request is being freed.
+    and generation from the time when the request was last pending or ended. Example: the row is
+    pending with generation 2, and a slot has generation 3. So the slot with generation 3 is the
+    request's current slot. A slot that is not the current slot of a live request is being freed.
     """
     lives = request is not None and (
         request.generation < slot.generation
@@ -363,6 +363,6 @@ def _match(transitions: Transitions, request: Request | None, slot: Slot) -> Non
         request, RequestState.GRANTED if granted else RequestState.ALLOCATING
     )
     request.generation = slot.generation
-    # The row may still have the reason why the request was pending, but the request is no longer
-    # pending.
+    # The row possibly still has the reason why the request was pending, but the request is no
+    # longer pending.
     request.reason = request.message = ""

@@ -1,7 +1,8 @@
 """The whole state of the resource manager: all ledgers, side by side.
 
 Only `step` changes the state. Parts that are not stored (free capacity, the queue, indexes, timers)
-are derived at the start. `check_invariants` derives these parts again and compares.
+are derived at the start of the resource manager. `check_invariants` derives these parts again and
+compares the results.
 """
 
 from __future__ import annotations
@@ -60,21 +61,21 @@ class State:
         self.settings = settings
         self.rm_epoch = rm_epoch
         self.started = at
-        # Durable state. It is also in the store.
+        # Durable state, which is also in the store.
         self.jobs: dict[str, Job] = {}
         self.ranges = RangeLedger()
         self.requests = Requests(self.ranges)
         self.slots = Slots()
         self.hosts = Hosts(settings)
         self.gangs = GangLedger()
-        self.provisions: dict[str, Provision] = {}  # requested executors, oldest first
+        self.provisions: dict[str, Provision] = {}  # requested executors; the oldest comes first
         self.groups: dict[str, Group] = {}
         # The key is the executor id, or "" for the whole cluster.
         self.host_settings: dict[str, HostSetting] = {}
         self.changes = ChangeTracker()
         self.numbers = Numbers(self.changes)
         self.history = History(settings)
-        # Derived.
+        # Derived state.
         self.live_jobs = 0
         self.endings: dict[str, Ending] = {}  # jobs that have ended and still have live requests
         self.dependencies = JobDependencies()
@@ -86,10 +87,10 @@ class State:
         self.timers = Timers()
         self.rejection_clock = RejectionClock(self.timers, settings.infeasible_after_ms)
         self.transitions = Transitions()
-        # A dict serves as an ordered set. The order makes equal events lead to equal decisions.
-        self.outbox: dict[str, None] = {}  # executors that may need a command
-        # accepted requests and parts of ranges for which the history does not yet say whether they
-        # were placed or must wait
+        # A dict is used as an ordered set, so that equal events lead to equal decisions.
+        self.outbox: dict[str, None] = {}  # executors that possibly need a command
+        # accepted requests, and parts of ranges, for which the history does not show yet whether
+        # they were placed or must wait
         self.newcomers: deque[Request] = deque()
         self.new_parts: list[Part] = []
         self.elastic = Elastic(settings.provisioning)
@@ -253,21 +254,24 @@ class State:
 
     @property
     def queue_unfinished(self) -> bool:
-        """True: this `Decide` has not tried the whole queue, so the next `Decide` must continue."""
+        """True if this `Decide` has not tried the whole queue, so that the next `Decide` must
+        continue.
+        """
         started = self.endings or self.dependencies.ended or self.flows.freed_groups
         return bool(started) or self.queue.in_pass
 
     @property
     def unfinished(self) -> bool:
-        """True: this `Decide` has left work, so the next `Decide` must continue."""
+        """True if this `Decide` has left work, so that the next `Decide` must continue."""
         # Newcomers are in order of arrival. A newcomer with a number up to `considered_arrival` was
-        # already considered for placement. Only its history entry is missing.
+        # already considered for placement, so only its history entry is missing.
         decided = bool(self.newcomers) and (
             self.newcomers[0].arrival_number <= self.considered_arrival
         )
         return (
             self.queue_unfinished
-            or decided  # the history does not show these requests as pending yet
+            # newcomers were considered, but the history does not show them as pending yet
+            or decided
             or bool(self.timers.left_over)
             or self.elastic.steps is not None
         )

@@ -1,13 +1,14 @@
 """Applies one event to the state, and returns an answer and effects. No other code changes the
 state.
 
-`step` reads no clock, makes no ids and does no I/O. If the caller's input is wrong, it raises a
-`FinegrainError` before it changes the state. `IllegalTransition` and `InvariantBroken` show a bug.
-The state may then be changed in part, so the caller drops it and restores it from the store.
+`step` reads no clock, makes no ids and does no I/O. If the caller's input is wrong, `step` raises a
+`FinegrainError` before it changes the state. The errors `IllegalTransition` and `InvariantBroken`
+show a bug. After such an error, the state is possibly changed in part, so the caller drops the
+state and restores it from the store.
 
-For each batch, the caller applies any number of events, then one `Decide`. Then the caller takes
-the changed rows (`State.changes.take()`) and commits them. Only after the commit, the caller
-performs the effects and sends the answers. Only `Decide` places requests and sends commands.
+The caller applies events in batches: any number of events, followed by one `Decide`. Then the
+caller takes the changed rows (`State.changes.take()`) and commits them. Only after the commit, the
+caller performs the effects and sends the answers. Only `Decide` places requests and sends commands.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ from resource_manager.engine.scheduling.slot_reuse import reuse_slots
 from resource_manager.engine.state import State
 
 TIMERS_AT_ONCE = 500
-"""One step handles at most this many timers. Timers without work change no row. So the limit for
-rows does not limit them.
+"""One step handles at most this many timers. This limit is needed, because the limit for changed
+rows has no effect on timers that change no row.
 """
 
 
@@ -110,18 +111,18 @@ def step(state: State, event: Event) -> StepResult:
     """Applies one event.
 
     Args:
-        state: the state; changed in place.
-        event: the event. It has the current time.
+        state: the state, which is changed in place.
+        event: the event, which contains the current time.
 
     Returns:
         The answer to the event, and effects in order.
 
     Raises:
-        FinegrainError: the whole event is rejected; see its handler for the reasons.
+        FinegrainError: the whole event is rejected. The handler of the event documents the reasons.
     """
     effects = state.journal.begin(event.at)
-    # The flows advance before the handler runs, because up to this moment usage accrues at the
-    # rates of the old state.
+    # Advance the flows before the handler runs, because usage grows at the rates of the old state
+    # up to this moment.
     state.flows.advance(event.at.monotonic_ms)
     answer = _handle(state, event)
     return StepResult(answer, effects)
@@ -198,13 +199,13 @@ def _handle(state: State, event: Event) -> object:  # noqa: C901, PLR0912, PLR09
             return set_host_policy(state, event)
         case Ticked():
             # During a stall, this process could receive no messages. So the stall must not count as
-            # silence of a job or an executor.
+            # silence of jobs and executors.
             if event.after_stall:
                 state.timers.listening_since_ms = state.journal.now_ms
             _fire_timers(state)
         case Decide():
-            # The timers fire before the placement. Requests that end by an expired lease or timeout
-            # must get no slots.
+            # The timers fire before the placement, because requests that end by an expired lease or
+            # timeout must get no slots.
             if state.timers.left_over:
                 _fire_timers(state)
             decide(state)
@@ -214,9 +215,11 @@ def _handle(state: State, event: Event) -> object:  # noqa: C901, PLR0912, PLR09
 
 
 def _fire_timers(state: State) -> None:
-    """Handles due timers until the step is full. The next `Decide` handles the remaining timers."""
+    """Handles due timers until the journal of this step is full. The next `Decide` handles the
+    remaining timers.
+    """
     due = state.timers.due(state.journal.now_ms)
-    # `due` is lazy: timers that are not taken from it stay in `left_over`.
+    # `due` is a lazy iterator: timers that are not taken from it stay in `left_over`.
     for timer, entity_id in islice(due, TIMERS_AT_ONCE):
         _fire(state, timer, entity_id)
         if state.journal.is_full:

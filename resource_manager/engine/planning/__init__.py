@@ -1,3 +1,3 @@
-"""Computes which executors to request from providers, and decides whether a gang could be placed as
-a whole.
+"""Plans which executors are requested from providers. Also decides whether a gang could ever be
+placed as a whole.
 """

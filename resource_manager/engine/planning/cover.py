@@ -1,25 +1,25 @@
-"""Chooses executors to request: a cheap set of executors that serves a backlog.
+"""Chooses the executors to request: a cheap set of executors that serves the waiting requests.
 
 This is vector bin packing with bins of several sizes and prices. An offer is a kind of executor
 with its cost. The content of an offer is the set of requests that one such executor would serve. A
-greedy algorithm requests one offer after the other. It always takes the offer whose content has the
-highest worth per cost, as in the greedy algorithm for set cover (V. Chvatal, 1979).
+greedy algorithm requests one executor after the other. Each time, it takes the offer whose content
+has the highest worth per cost, as in the greedy algorithm for set cover (V. Chvatal, 1979).
 
-The worth of a request is the cost of its amounts, where each amount has the lowest price of any
-offer. The packing problem has a linear relaxation, which allows fractions of executors. If one
-offer is the cheapest in every dimension, the worth is the value of the request in this relaxation.
-The most valuable requests are put into an executor first, because it is hardest to find room for
-them.
+The worth of a request is the cost of its amounts, at the lowest price that any offer has for each
+amount. The packing problem has a linear relaxation, which allows fractions of executors. If one
+offer is the cheapest in every dimension, the worth of a request is its cost in this relaxation. The
+requests with the highest worth are put into an executor first, because it is hardest to find room
+for them.
 
 Example: a small executor has 4 cpus and 8 GiB and costs 2. A large executor has 8 cpus and 32 GiB
 and costs 5. The lowest prices are 0.5 per cpu and 0.16 per GiB. There are six requests of 1 cpu and
-4 GiB, and each is worth 1.1. The small executor has room for two requests, worth 2.3 for a cost of
-2. The large executor has room for all six requests, worth 6.8 for a cost of 5. So the large
-executor is requested.
+4 GiB, and each of them is worth 1.1. The small executor has room for two requests, which are worth
+2.3 together. This is 1.1 per cost. The large executor has room for all six requests, which are
+worth 6.8 together. This is 1.4 per cost. So the large executor is requested.
 
-The executors that were chosen last are usually the least full. So the cheapest executors for the
-same requests replace some of these last executors (`exact.py`). For a backlog of a few requests,
-this search finds the cheapest set for the whole backlog.
+The executors that were chosen last are usually the least full. So an exact search (`exact.py`)
+replaces some of them by the cheapest executors for the same requests. If only a few requests wait,
+the exact search finds the cheapest set for all of them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ have been served.
 _FEW = 256
 """For at most this many requests, the search runs several times: once without a preferred offer,
 and once for each offer as the preferred offer. Executors of the preferred offer are requested
-first. `_rank` selects the best result.
+first. The result with the lowest `_rank` is the best.
 """
 
 _KINDS_PER_STEP = 512
@@ -61,17 +61,17 @@ def cover(counts: Mapping[int, int], offers: Sequence[Offer], allowance: Allowan
     Args:
         counts: the number of requests of each kind.
         offers: the kinds of executors that can be requested.
-        allowance: the number of executors of each offer that may be requested. The function does
-            not change it.
+        allowance: the number of executors of each offer that are allowed to be requested. The
+            function does not change it.
 
     Returns:
-        The executors, and the requests that they do not serve. A request is not served if it fits
-        on no offer, or if limits allow no more executors.
+        The executors, and the requests that they do not serve: requests that fit on no offer, and
+        requests for which limits allow no more executors.
     """
     usable = [at for at, offer in enumerate(offers) if allowance.copies(at, offer)]
     worth = yield from _worth(counts, [offers[at] for at in usable])
     yield 2 * len(worth)
-    # If the exact search below can handle all requests, preferred offers cannot improve the result.
+    # If the exact search can handle all requests, preferred offers cannot improve the result.
     few = sum(counts.values()) <= _FEW and prod(n + 1 for n in counts.values()) > STATES_MAX
     made: list[Cover] = []
     for preferred in [None, *usable] if few else [None]:
@@ -86,8 +86,8 @@ def cover(counts: Mapping[int, int], offers: Sequence[Offer], allowance: Allowan
 
 
 def _rank(made: Cover, worth: Counts, offers: Sequence[Offer]) -> tuple[int, int, int]:
-    """Returns the sort key of a cover. The worth of the requests that are left comes first, then
-    the cost, then the number of executors.
+    """Returns the sort key of a cover. The key consists of the worth of the requests that are left,
+    the cost, and the number of executors.
     """
     return (
         sum(worth[kind] * count for kind, count in made.left.items()),
@@ -101,8 +101,8 @@ def _worth(counts: Mapping[int, int], offers: Sequence[Offer]) -> Steps[Counts]:
     lowest = prices(offers)
     worth: Counts = {}
     for number, (kind, count) in enumerate(counts.items(), 1):
-        # Use the first offer on which the kind fits. The amounts that a kind needs differ between
-        # offers in two cases only: one memory pool or separate ones, and default slots.
+        # The first offer on which the kind fits is sufficient: a kind needs different amounts on
+        # different offers only because of separate memory pools and default slots.
         if count and (offer := next((each for each in offers if each.fits(kind)), None)):
             worth[kind] = sum([lowest[at] * amount for at, amount in offer.needs[kind] or ()])
         if number % _KINDS_PER_STEP == 0:
@@ -130,7 +130,7 @@ class _Greedy:
         self._preferred = preferred
         self.allowance = allowance
         self._entries: list[Entry] = [(kind, counts[kind]) for kind in order]
-        # heap of (negative worth per cost, position of the offer, content of the offer by entry)
+        # a heap of tuples: negative worth per cost, position of the offer, and content of the offer
         self._fills: list[tuple[int, int, list[Entry]]] = []
         self._left = sum(count for _, count in self._entries)
         self.made = Cover()
@@ -141,7 +141,7 @@ class _Greedy:
         while self._left:
             if self._left <= renew_at:
                 # To compute a new content, all entries must be read. So contents are computed again
-                # only after a part of the requests has been served: one in `_PARTS`.
+                # only after 1 / `_PARTS` of the requests have been served.
                 renew_at = self._left - 1 - self._left // _PARTS
                 self._entries = [entry for entry in self._entries if entry[1]]
                 self._fills.clear()
@@ -150,7 +150,7 @@ class _Greedy:
             if not self._fills:
                 break
             _, at, content = heapq.heappop(self._fills)
-            # After this content was computed, executors of other offers may have served some of its
+            # After this content was computed, executors of other offers possibly served some of its
             # requests.
             fills = min(self._entries[each][1] // count for each, count in content)
             copies = min(fills, self.allowance.copies(at, self._offers[at]))
@@ -191,12 +191,12 @@ class _Greedy:
 
 
 def _last_at_least_cost(made: Cover, offers: Sequence[Offer], allowance: Allowance) -> Steps[None]:
-    """Replaces the executors that were chosen last by the cheapest set of executors for their
+    """Replaces the executors that were chosen last by the cheapest set of executors for the same
     requests.
 
     The new executors also serve the requests that are left. If no requests are left, executors are
-    replaced in two cases: the new executors cost less, or they cost the same and are fewer. The
-    number of replaced executors is as large as the exact search can handle.
+    replaced only if the new executors cost less, or if they cost the same and there are fewer of
+    them. As many executors are replaced as the exact search can handle.
     """
     counts, cost, number = dict(made.left), 0, 0
     kept = [Purchase(each.offer, each.content, each.copies) for each in made.purchases]

@@ -1,5 +1,5 @@
-"""Keeps the draft of a plan. The draft contains the bins, the requests in the bins, and the
-executors that may still be requested.
+"""Keeps the draft of a plan. The draft contains bins (the executors of the plan), the requests in
+the bins, and the executors that can still be requested.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COST_UNIT = 1_000_000
 @dataclass(frozen=True, slots=True)
 class Supply:
     """A kind of executor that can be requested. It has a capacity (in columns of the capacity
-    index), an exact total (for limits), a cost, and the number of executors that may still be
+    index), an exact total (for limits), a cost, and the number of executors that can still be
     requested.
     """
 
@@ -43,12 +43,12 @@ class Draft:
     """The bins of one plan.
 
     Attributes:
-        pending: the bins of executors that were requested and have not registered yet, by name, the
-            oldest first.
+        pending: the bins of executors that were requested and have not registered yet, by name. The
+            oldest executor comes first.
         hosts: the bins with the free capacity of registered executors, by name.
         opened: the new executors, as (position of the supply, bin).
-        offers: the kinds of executors that may be requested, one offer for each supply.
-        allowance: the number of executors of each offer that may still be requested.
+        offers: the kinds of executors that can be requested, one offer for each supply.
+        allowance: the number of executors of each offer that can still be requested.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Draft:
             Offer(
                 space.vector(each.capacity.amounts),
                 space.needs(each.capacity),
-                # At least 1, because costs are used as divisors.
+                # The cost is at least 1, because costs are used as divisors.
                 max(1, round(each.cost * COST_UNIT)),
                 tuple(each.total.get(name, 0) for name in limits),
             )
@@ -79,7 +79,9 @@ class Draft:
         self.allowance = Allowance([each.most for each in supplies], list(limits.values()))
 
     def bins(self) -> list[Bin]:
-        """Returns the bins of registered executors, then of pending, and last of new executors."""
+        """Returns the bins of registered executors, then of pending executors, and then of new
+        executors.
+        """
         new = [each for _, each in self.opened]
         return [*self.hosts.values(), *self.pending.values(), *new]
 
@@ -89,7 +91,7 @@ class Draft:
         return [at for at, each in enumerate(self._capacities) if each.labels.get(name) == value]
 
     def values_of(self, label: str) -> list[str]:
-        """Returns, in order, the values of a label that some bin or supply carries."""
+        """Returns, in order, the values of a label that bins and supplies carry."""
         carried = [*self._capacities, *(each.capacity for each in self.bins())]
         return sorted({each.labels[label] for each in carried if label in each.labels})
 
@@ -102,7 +104,8 @@ class Draft:
             into: the bin into which the requests are put.
             kind: the kind of requests.
             most: the largest number of requests.
-            mark: the attempt to which the addition belongs; None: the addition cannot be undone.
+            mark: the attempt to which the addition belongs, or None if the addition need not be
+                undone.
         """
         count = into.fit(kind, most)
         if count:
@@ -112,7 +115,7 @@ class Draft:
         return count
 
     def new_bin(self, supply: int) -> Bin:
-        """Returns the bin of an executor that could be requested."""
+        """Returns the bin of an executor that could be requested. The draft does not change."""
         offer = self.offers[supply]
         return Bin(self._capacities[supply], list(offer.total), offer.needs)
 
@@ -151,7 +154,8 @@ class Draft:
                 empty += left == count
                 if mark is not None:
                     mark.added.append((each, kind, count))
-            # Remove served entries only when there are many, because each removal copies the list.
+            # Remove the entries without requests only when there are many, because each removal
+            # copies the list.
             if empty * 8 > len(entries):
                 entries, empty = [entry for entry in entries if entry[1]], 0
             yield tried
@@ -162,8 +166,10 @@ class Draft:
         return Mark(len(self.opened), self.allowance.copy())
 
     def undo(self, mark: Mark) -> None:
-        """Undoes everything since a mark: all requests for executors, and all additions to bins."""
-        # Take the additions out of the bins that existed at the mark. Delete the bins that were
+        """Undoes all changes since a mark: the requests for executors, and the additions to
+        bins.
+        """
+        # Take the additions out of the bins that existed at the mark, and delete the bins that were
         # opened later.
         for into, kind, count in mark.added:
             into.add(kind, -count)

@@ -3,9 +3,9 @@
 A state is the number of requests of each kind that are not served yet. The search visits at most
 `STATES_MAX` states. It uses the offers one after the other. To every state that it has reached, it
 adds one executor of the offer, once for each full content. (A content is full if no remaining
-request could be added to it.) Then it adds a second executor of the offer, and so on. It stops
-adding when an executor reaches no state at a lower cost. The search drops a state that must become
-too costly: even fractions of executors for the remaining requests would cost too much.
+request could be added to it.) Then it adds a second executor of the offer, a third one, and so on,
+until an added executor reaches no state at a lower cost. The search drops a state if even fractions
+of executors for the remaining requests would cost too much.
 
 Example: three requests of 2 cpus are left, so the state is (3). An executor of the first offer has
 4 cpus and costs 3. Its full content is 2 requests, so one executor leads from (3) to (1) at a cost
@@ -13,9 +13,9 @@ of 3. A second executor leads from (1) to (0) at a cost of 6. An executor of the
 cpus and costs 1. One such executor leads from (3) to (2) at a cost of 1, two lead to (1) at a cost
 of 2, and three lead to (0) at a cost of 3. So the result is three executors of the second offer.
 
-Without limits, the search finds the cheapest set. With limits, a cheaper set may exist. If two
-paths lead to a state, the search keeps only the cheaper path. But this path may use up more of a
-limit than the other path.
+Without limits, the search finds the cheapest set. With limits, a cheaper set possibly exists: if
+two paths lead to a state, the search keeps only the cheaper path, although this path possibly uses
+up more of a limit than the other path.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from resource_manager.engine.planning.packing import Need
 from resource_manager.engine.planning.steps import Steps
 
 STATES_MAX = 256
-"""The largest number of states of one search. If there could be more states, the exact search is
-not made.
+"""The largest number of states of one search. If more states are possible, there is no exact
+search.
 """
 
 _VISITS_MAX = 8_000
-"""The search ends without a result after it has tried this many contents."""
+"""After this many contents have been tried, the search ends without a result."""
 
 _Content = tuple[int, ...]
 """The number of requests of each kind."""
 
 
 class _Node(NamedTuple):
-    """The cheapest known path to a state. It has a cost, a number of executors, the remaining
-    limits, and the executor that was added last.
+    """The cheapest known path to a state: its cost, its number of executors, the remaining limits,
+    and the executor that was added last.
     """
 
     cost: int
@@ -64,16 +64,16 @@ def least_cost(
     Args:
         counts: the number of requests of each kind.
         offers: the kinds of executors that can be requested.
-        allowance: the number of executors of each offer that may be requested.
-        price: an upper limit (cost, number of executors). The result is lower.
+        allowance: the number of executors of each offer that are allowed to be requested.
+        price: an upper limit (cost, number of executors). The result must be below this limit.
 
     Returns:
-        The executors; None: no set is below `price`, or the search took too long.
+        The executors, or None if no set is below `price` or the search took too long.
     """
     kinds = list(counts)
     usable = [at for at, offer in enumerate(offers) if allowance.copies(at, offer)]
     bound = _Bound(kinds, [offers[at] for at in usable])
-    # The first state contains all requests. The last state contains none.
+    # The first state contains all requests. The last state contains no request.
     best = {tuple(counts.values()): _Node(0, 0, allowance.limits)}
     end: _Node | None = None
     visits = 0
@@ -81,12 +81,12 @@ def least_cost(
         offer, visits_before = offers[at], visits
         needs = [offer.needs[kind] for kind in kinds]
         contents: dict[_Content, list[_Content]] = {}
-        # Add executors of this offer one after another, until this no longer reaches a state at a
-        # lower cost.
+        # Add executors of this offer one after another, until an added executor reaches no state at
+        # a lower cost.
         reached = best
         for _ in range(allowance.most[at]):
-            # Continue only from states that the last step has reached. From other states, this
-            # offer has already been tried.
+            # Continue only from states that the last step has reached, because this offer was
+            # already tried from all other states.
             before, reached = list(reached.items()), {}
             for left, node in before:
                 limits = [a - b for a, b in zip(node.limits, offer.counted, strict=True)]
@@ -100,7 +100,7 @@ def least_cost(
                     visits += 1
                     state = tuple([a - b for a, b in zip(left, content, strict=True)])
                     known = best.get(state)
-                    # Drop the state in two cases: another path to it does not cost more, or even
+                    # Drop the new path if another path to the state does not cost more, or if even
                     # fractions of executors for the remaining requests cost too much.
                     if (known is not None and known[:2] <= (cost, number)) or (
                         cost + bound.of(state),
@@ -109,7 +109,7 @@ def least_cost(
                         continue
                     best[state] = reached[state] = _Node(cost, number, limits, node, at, content)
                     if not any(state):
-                        # From here on, follow only cheaper paths.
+                        # All requests are served, so follow only cheaper paths from now on.
                         end, price = best[state], (cost, number)
             if visits > _VISITS_MAX:
                 return None
@@ -152,20 +152,22 @@ class _Bound:
 def _contents(
     needs: Sequence[Need | None], left: _Content, room: list[int], kind: int
 ) -> Iterator[_Content]:
-    """Yields all full contents of one executor: no remaining request could be added to them."""
+    """Yields all full contents of one executor: contents to which no remaining request could be
+    added.
+    """
     need = needs[kind] or ()
     most = left[kind] if needs[kind] is not None else 0
     for dimension, amount in need:
         most = min(most, room[dimension] // amount)
     last = kind == len(left) - 1
-    # No kind follows the last kind. So of the last kind, only the largest number of requests is
-    # useful.
+    # No kind follows the last kind, so only the largest number of its requests makes the content
+    # full.
     for count in range(most, most - 1 if last else -1, -1):
         for dimension, amount in need:
             room[dimension] -= amount * count
         for rest in [()] if last else _contents(needs, left, room, kind + 1):
-            # While this generator is paused here, `room` does not contain the amounts of later
-            # kinds: they are already subtracted.
+            # While the inner generator is paused, the amounts of the later kinds are already
+            # subtracted from `room`.
             if count == most or any(room[each] < amount for each, amount in need):
                 yield (count, *rest)
         for dimension, amount in need:

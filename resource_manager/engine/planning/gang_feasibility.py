@@ -1,7 +1,7 @@
 """Decides whether a gang could ever be placed as a whole, on known or new executors.
 
 The check runs the search that places gangs, and the planner, as if all executors were empty. If the
-search is cut off, the gang counts as possible. So the gang waits, and is not rejected by mistake.
+search is cut off, the gang counts as possible: it waits, and is not rejected by mistake.
 
 Example: a gang has 3 members of 8 cpus and the placement "spread". There are two known executors
 with 16 cpus each, so the gang never fits on known executors alone. But a provider can start
@@ -51,8 +51,8 @@ def gang_feasibility(
     Args:
         hosts: all known executors.
         elastic: the state of scaling, with the executors that can be requested.
-        provisions: the ids of executors that were requested from providers. They may be given back
-            before the gang is placed.
+        provisions: the ids of executors that were requested from providers. These executors can be
+            given back before the gang is placed.
         where: the rule for the hosts of the members, such as SPREAD.
         members: the requests of the members.
     """
@@ -61,12 +61,12 @@ def gang_feasibility(
         return Feasibility.POSSIBLE
     # If a gang has many kinds of members, first search for equal members: the same number of
     # members, each as large as the largest member in every dimension. This search is cheaper,
-    # because it has only one kind of member. The equal members nearly always fit.
+    # because it has only one kind of member, and the equal members nearly always fit.
     alike = None if hosts.indexes.aligning else as_the_largest(members)
     if alike is not None and seek(hosts, where, [alike], prefix=ONLINE) is not None:
         return Feasibility.POSSIBLE
     online = GangSearch(hosts, where, members, prefix=ONLINE)
-    # If the search was cut off, it could be wrong to reject the gang, so the gang waits.
+    # If the search was cut off, the gang waits, because it could be wrong to reject the gang.
     if online.find() is not None or online.cut_off:
         return Feasibility.POSSIBLE
     if provided and _could_be_provided(hosts, elastic, provisions, where, members):
@@ -83,7 +83,7 @@ def as_the_largest(members: Sequence[MemberRequest]) -> MemberRequest | None:
     Example: the gang has 4 members of 1 cpu and 8 GiB, and 4 members of 2 cpus and 4 GiB. The
     result is 8 members of 2 cpus and 8 GiB.
 
-    Returns None in two cases: there are few kinds, or a member needs more than amounts.
+    Returns None if there are few kinds, or if a member needs more than amounts.
     """
     labels, profiles = members[0].labels, [each.profile for each in members if each.profile]
     if len(members) < KINDS_MIN or len(profiles) < len(members):
@@ -125,8 +125,8 @@ def _could_be_provided(
     where: Where,
     members: Sequence[MemberRequest],
 ) -> bool:
-    """Returns True if all members fit together on new executors and on executors that stay. All
-    executors count as empty.
+    """Returns whether all members fit together on new executors and on executors that stay. An
+    executor stays if no provider started it. All executors count as empty.
     """
     gang = GangDemand(
         {kind: each.count for kind, each in enumerate(members)}, where.placement, where.label
@@ -134,8 +134,8 @@ def _could_be_provided(
     constrained: dict[int, ResourceRequest] = {
         kind: each
         for kind, each in enumerate(members)
-        # If some known executors align every slot to NUMA nodes, new executors may align every
-        # slot, too.
+        # If some known executors align every slot to NUMA nodes, new executors possibly do this,
+        # too.
         if each.topology_constrained or hosts.indexes.aligning
     }
     demands = [demand_of(each) for each in members]
@@ -158,8 +158,8 @@ def _could_be_provided(
         gangs=[gang],
         limits=_room_below_maximum(hosts, elastic, provisions),
     )
-    # New executors are usually sufficient. Then no plan with the known executors, which may be
-    # many, is needed.
+    # First make a plan with only new executors, which are usually sufficient. It avoids a plan with
+    # the known executors, of which there can be many.
     if make_plan(backlog).gangs:
         return True
     staying = _staying(hosts, provisions, gang, demands, constrained)
@@ -169,8 +169,8 @@ def _could_be_provided(
 def _room_below_maximum(
     hosts: Hosts, elastic: Elastic, provisions: Container[str]
 ) -> dict[str, int]:
-    """Returns the amounts that may be requested. The executors that stay are already deducted from
-    the maximum.
+    """Returns the amounts that are allowed to be requested: the maximum without the amounts of the
+    executors that stay.
     """
     limits = elastic.provisioning.total_max
     there = total_of(
@@ -178,8 +178,8 @@ def _room_below_maximum(
         for name, host in (hosts.items() if limits else ())
         if host.online and name not in provisions
     )
-    # No provider started these executors. So the maximum does not limit them, and their amounts may
-    # be above the maximum.
+    # No provider started the executors that stay. So the maximum does not limit them, and their
+    # amounts can be above the maximum.
     return {name: max(0, most - there.get(name, 0)) for name, most in limits.items()}
 
 
@@ -190,8 +190,8 @@ def _staying(
     demands: Sequence[Demand],
     constrained: Mapping[int, ResourceRequest],
 ) -> dict[str, Capacity]:
-    """Returns executors that stay and could serve a member when empty. For each kind of members,
-    the search stops when there are as many executors as the gang has members.
+    """Returns executors that stay and could serve a member when they are empty. For each kind of
+    members, the search stops when it has found as many executors as the gang has members.
     """
     if gang.placement is GangPlacement.SAME_EXECUTOR:
         return {}

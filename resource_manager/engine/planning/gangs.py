@@ -1,14 +1,14 @@
-"""Plans gangs. A plan contains either all members of a gang, or no member.
+"""Plans gangs. A plan contains either all members of a gang or no member of it.
 
 The planner plans gangs one after another, and each gang gets the capacity that earlier gangs have
-left. It uses four kinds of executors: registered executors, pending executors, executors that it
-chose for earlier gangs, and new executors. The previous plan may have places for some members. The
-new plan keeps these places if it finds places for the other members, too.
+left. The planner uses four kinds of executors: registered executors, pending executors, executors
+that it chose for earlier gangs, and new executors. If the previous plan has places for some
+members, the new plan keeps these places if it finds places for the other members, too.
 
 Example: a gang has 3 members of 4 cpus. One registered executor has 4 free cpus, and an offered
-executor has 8 cpus. So one member is planned on the registered executor, and two members on one new
-executor. If no executor may be requested, no member is planned, and the next gang can use the 4
-free cpus.
+executor has 8 cpus. So one member is planned on the registered executor, and two members are
+planned on one new executor. If no executor could be requested, no member would be planned, and the
+next gang could use the 4 free cpus.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from resource_manager.engine.planning.steps import Steps
 
 @dataclass(frozen=True, slots=True)
 class GangDemand:
-    """A gang in a plan. It has the number of its members of each kind, the rule for their
-    executors, and the index of the queue entry that follows the gang. A kind belongs to only one
-    gang: no other gang or request has the same kind.
+    """A gang in a plan, with its number of members of each kind, the rule for their executors, and
+    the index of the queue entry that follows the gang. The kinds of a gang are its own: no other
+    gang or request has the same kind.
     """
 
     members: Mapping[int, int]
@@ -45,8 +45,8 @@ class GangPlanner:
         self._kept: dict[int, Mark] = {}  # the key is `id(gang)`
 
     def keep(self, gangs: Sequence[GangDemand], kept: Mapping[str, Counts]) -> None:
-        """Keeps the places of all gangs that the previous plan has chosen on pending executors. So
-        no gang takes capacity that was planned for another gang.
+        """Keeps the places that the previous plan has chosen for gangs on pending executors, so
+        that no gang takes capacity that was planned for another gang.
         """
         for gang in gangs:
             mark = self._draft.mark()
@@ -60,9 +60,7 @@ class GangPlanner:
                 self._kept[id(gang)] = mark
 
     def plan(self, gang: GangDemand) -> Steps[bool]:
-        """Plans a gang. If some member does not fit, the method changes nothing and returns
-        False.
-        """
+        """Plans a gang. If a member does not fit, changes nothing and returns False."""
         if (kept := self._kept.pop(id(gang), None)) is not None:
             if (yield from self._complete(gang, kept)):
                 return True
@@ -85,8 +83,8 @@ class GangPlanner:
             return True
         match gang.placement:
             case GangPlacement.SAME_EXECUTOR:
-                # The executor has no room for the other members. Otherwise the previous plan would
-                # have put all members there.
+                # The executor of the kept members has no room for the other members. Otherwise the
+                # previous plan would have put all members on it.
                 return False
             case GangPlacement.SPREAD:
                 # A spread gang has one member on each executor, so leave out executors that have a
@@ -103,9 +101,9 @@ class GangPlanner:
 
     def _with_one_value(self, gang: GangDemand) -> Steps[bool]:
         """Plans the gang with the value of the label for which new executors cost least. If several
-        values have this cost, the method prefers the value that uses pending executors least. Other
-        requests are planned on pending executors. If several values remain, the method takes the
-        first value.
+        values have this cost, the method prefers the value that uses pending executors least,
+        because other requests are planned on pending executors. If several values remain, the
+        method takes the first of them.
         """
         draft = self._draft
         pending = set(draft.pending.values())
@@ -137,13 +135,13 @@ class GangPlanner:
         Args:
             gang: the gang to which the members belong.
             members: the number of members of each kind.
-            value: the value of the gang's label that all executors must have; None: any value is
-                allowed.
-            bins: the bins to use; None: use all bins.
+            value: the value of the gang's label that all executors must have. If it is None, any
+                value is allowed.
+            bins: the bins to use. If it is None, all bins are used.
 
         Returns:
-            A mark with which the attempt can be undone; None: some member does not fit, and nothing
-            has changed.
+            A mark with which the attempt can be undone. Returns None if a member does not fit; in
+            this case nothing has changed.
         """
         draft = self._draft
         bins = draft.bins() if bins is None else bins
@@ -164,7 +162,8 @@ class GangPlanner:
                 rest = yield from draft.fill(bins, left.items(), mark)
                 allowed = draft.allowance.only(supplies)
                 found = yield from cover(dict(rest), draft.offers, allowed)
-                # Request the cover even if it is incomplete: `undo` below removes it again.
+                # Request the cover even if it is incomplete, because `undo` below removes an
+                # incomplete cover again.
                 yield from draft.request(found)
                 done = not (found.left or found.never)
         yield len(bins)
@@ -174,15 +173,15 @@ class GangPlanner:
         return None
 
     def _on_one(self, members: Counts, bins: Sequence[Bin], supplies: Sequence[int]) -> bool:
-        """Puts all members on one executor: into the first bin with room, or else on the cheapest
-        new executor.
+        """Puts all members on one executor: into the first bin with room or, if there is no such
+        bin, on the cheapest new executor.
         """
         if any(_add_all(into, members) for into in bins):
             return True
         draft = self._draft
         for at in self._cheapest_first(supplies):
-            # First try the members in a bin outside the draft. So no executor is requested if the
-            # members do not fit.
+            # First try the members in a bin outside the draft, so that no executor is requested if
+            # they do not fit.
             if draft.allowance.copies(at, draft.offers[at]) and _add_all(
                 draft.new_bin(at), members
             ):
@@ -216,15 +215,13 @@ class GangPlanner:
         return sorted(supplies, key=lambda at: self._draft.offers[at].cost)
 
     def _size(self, kind: int) -> int:
-        # This order by size is only approximate, because it compares numbers of different
+        # The order by this size is only approximate, because `max` compares numbers of different
         # dimensions.
         return max(self._demands[kind].pooled.values(), default=0)
 
 
 def _add_all(into: Bin, members: Counts) -> bool:
-    """Puts all members into a bin. If some member does not fit, the function changes nothing and
-    returns False.
-    """
+    """Puts all members into a bin. If a member does not fit, changes nothing and returns False."""
     added: list[Entry] = []
     for kind, count in members.items():
         if into.fit(kind, count) < count:

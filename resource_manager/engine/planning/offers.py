@@ -1,4 +1,4 @@
-"""Describes the executors that may be requested: their capacity, their cost, and how many of them
+"""Describes the executors that can be requested: their capacity, their cost, and how many of them
 are allowed.
 """
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from resource_manager.engine.planning.packing import Counts, Need
 
 PRICE_UNIT = 1 << 20
-"""The number of price units in a price of 1."""
+"""Prices are integers: a price of 1 is this number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One kind of executor that may be requested.
+    """One kind of executor that can be requested.
 
     Attributes:
         total: the capacity of one executor, by dimension.
-        needs: for each kind of request, the amounts that one request takes on such an executor;
-            None: such an executor can never serve the kind.
+        needs: for each kind of request, the amounts that one request takes on an executor of this
+            offer, or None if such an executor can never serve the kind.
         cost: the cost of one executor, in millionths.
-        counted: for each limit, how much one executor uses up of it.
+        counted: for each limit, the amount of the limit that one executor uses up.
     """
 
     total: Sequence[int]
@@ -31,7 +31,7 @@ class Offer:
     counted: tuple[int, ...] = ()
 
     def fits(self, kind: int) -> bool:
-        """Returns True if an empty executor of this offer could serve a request of a kind."""
+        """Returns whether an empty executor of this offer could serve a request of a kind."""
         need = self.needs[kind]
         if need is None:
             return False
@@ -44,7 +44,7 @@ class Offer:
 def prices(offers: Sequence[Offer]) -> list[int]:
     """Returns, for each dimension, the lowest price of one unit among all offers."""
     return [
-        # Round down: a cost that is computed from prices must never be above the true cost.
+        # Round down, because a cost that is computed from prices must never be above the true cost.
         min(
             [each.cost * PRICE_UNIT // total for each in offers if (total := each.total[at])],
             default=0,
@@ -55,11 +55,11 @@ def prices(offers: Sequence[Offer]) -> list[int]:
 
 @dataclass(slots=True)
 class Allowance:
-    """The number of executors that may still be requested.
+    """The number of executors that are still allowed to be requested.
 
     Attributes:
-        most: the number of executors of each offer that may still be requested.
-        limits: the amount that all further executors together may still use of each limit.
+        most: the number of executors of each offer that are still allowed.
+        limits: the amount of each limit that all further executors together can still use.
     """
 
     most: list[int]
@@ -75,7 +75,7 @@ class Allowance:
         return Allowance(most, self.limits[:])
 
     def copies(self, at: int, offer: Offer) -> int:
-        """Returns the number of executors of an offer that may still be requested."""
+        """Returns the number of executors of an offer that are still allowed."""
         bounds = [
             limit // amount
             for limit, amount in zip(self.limits, offer.counted, strict=True)
@@ -109,13 +109,15 @@ class Purchase:
 
 @dataclass(slots=True)
 class Cover:
-    """The executors to request for some requests, and the requests that they do not serve.
+    """The executors to request for some requests, and the requests that these executors do not
+    serve.
 
     Attributes:
         purchases: the executors to request.
         left: the requests for which no more executors are allowed.
         never: the requests that fit on none of the allowed executors.
-        worth: the worth (see `cover.py`) of one request, for each kind that fits on some executor.
+        worth: the worth (see `cover.py`) of one request, for each kind that fits on an allowed
+            executor.
     """
 
     purchases: list[Purchase] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Converts requests and executors to vectors for bin packing.
 
-Equal requests form one kind, and only their number is stored. A bin is one executor, which is
-pending, registered, or could be requested.
+Equal requests form one kind, and only their number is stored. A bin is one executor: a pending
+executor, a registered executor, or an executor that could be requested.
 
 Example: the dimensions are slots, cpu in thousandths, and memory in units of 64 KiB. A request of 2
 cpus and 1 GiB is the vector (1, 2,000, 16,384). A bin with (10, 8,000, 49,152) has room for three
@@ -26,7 +26,7 @@ Counts = dict[int, int]
 """The number of requests of each kind. A kind is an index into the demands of one `Space`."""
 
 Entry = tuple[int, int]
-"""A kind, and a number of requests of this kind."""
+"""A pair: a kind, and a number of requests of this kind."""
 
 _NOWHERE: Need = ((0, UNBOUNDED + 1),)
 
@@ -36,7 +36,7 @@ _SCANNED_WHOLE = 256
 _MISSES = 8
 """If there are more entries, some entries are skipped. When this many consecutive entries do not
 fit, only every second entry is tried. When this many more entries do not fit, only every fourth
-entry is tried, and so on. After an entry fits, every entry is tried again.
+entry is tried, and so on. When an entry fits, the following entries are all tried again.
 """
 
 
@@ -67,8 +67,8 @@ class Bin:
         capacity: the free capacity of a registered executor, or the total capacity of any other
             executor.
         left: the amounts that are still free, by dimension.
-        needs: the amounts that one request of each kind takes on this executor; None: the executor
-            can never serve a request of the kind.
+        needs: for each kind, the amounts that one request takes on this executor, or None if the
+            executor can never serve a request of the kind.
         content: the number of requests of each kind that the plan puts on this executor.
     """
 
@@ -78,7 +78,9 @@ class Bin:
     content: Counts = field(default_factory=dict)
 
     def fit(self, kind: int, most: int) -> int:
-        """Returns the number of further requests of a kind that fit, at most `most`."""
+        """Returns the number of further requests of a kind that fit. The result is at most
+        `most`.
+        """
         need = self.needs[kind]
         if need is None:
             return 0
@@ -102,8 +104,8 @@ class Space:
         names = dict.fromkeys(
             name for each in capacities for name in (*each.amounts, *each.default)
         )
-        # Default slots are not a dimension. On each executor, a default slot needs the amounts that
-        # the executor defines.
+        # Default slots are not a dimension, because each executor defines the amounts that a
+        # default slot needs on it.
         names.pop(DEFAULT_SLOTS, None)
         # `SLOTS` is dimension 0. The need `_NOWHERE` has more slots than any executor.
         self._dimensions = {name: at for at, name in enumerate({SLOTS: None, **names})}
@@ -123,8 +125,8 @@ class Space:
         return [amounts.get(name, 0) for name in self._dimensions]
 
     def needs(self, capacity: Capacity) -> Sequence[Need | None]:
-        """Returns, for each kind of request, the amounts that one request takes on an executor;
-        None: the executor can never serve the kind.
+        """Returns, for each kind of request, the amounts that one request takes on an executor, or
+        None if the executor can never serve the kind.
 
         The list has an item for every kind. To save memory, capacities with the same needs share
         one list.
@@ -144,9 +146,9 @@ class Space:
             needs = (self._separate if capacity.separate else self._pooled)[:]
             for kind in self._defaults:
                 many = self._demands[kind].pooled[DEFAULT_SLOTS]
-                # An executor without a default profile cannot serve such a request.
+                # An executor without a default profile cannot serve a request for default slots.
                 needs[kind] = default and tuple((at, amount * many) for at, amount in default)
-            # An executor without the labels can never serve requests of these kinds.
+            # An executor can never serve requests of the kinds whose labels it does not carry.
             if foreign:
                 for kind, demand in enumerate(self._demands):
                     if demand.labels in foreign:
@@ -155,7 +157,9 @@ class Space:
         return self._known[key]
 
     def _need(self, amounts: Amounts) -> Need | None:
-        """Returns these amounts as a need; None: one of the dimensions exists in no capacity."""
+        """Returns these amounts as a need, or None if one of the dimensions exists in no
+        capacity.
+        """
         dimensions = self._dimensions
         try:
             return tuple(
@@ -172,20 +176,20 @@ class Space:
 def fill(
     left: list[int], needs: Sequence[Need | None], entries: Sequence[Entry]
 ) -> tuple[list[Entry], int]:
-    """Puts requests into one bin in the order of the entries, as many requests as fit (first fit).
+    """Puts as many requests as fit into one bin, in the order of the entries (first fit).
 
-    If there are very many entries, some entries are skipped (`_MISSES`). The requests of a skipped
-    entry may fit, but they are left for another bin.
+    If there are very many entries, some entries are skipped (`_MISSES`). Requests of a skipped
+    entry are left for another bin, even if they would fit.
 
     Args:
         left: the amounts that are free in the bin. The function subtracts the amounts of the
             requests that it puts into the bin.
         needs: the amounts that one request of each kind takes in this bin.
-        entries: the requests. Entries with the count 0 are skipped.
+        entries: the requests. Entries with the count 0 are ignored.
 
     Returns:
-        The content of the bin, as pairs (index of the entry, number of requests). Then the number
-        of entries that were tried.
+        The content of the bin, as pairs (index of the entry, number of requests), and the number of
+        entries that were tried.
     """
     taken: list[Entry] = []
     at = misses = tried = 0
@@ -210,7 +214,7 @@ def fill(
             for dimension, amount in need:
                 left[dimension] -= amount * count
             taken.append((here, count))
-            # If one entry fits, the next entries probably fit, too, so no entry is skipped.
+            # After an entry that fits, the next entries probably fit, too, so skip none of them.
             misses, step = 0, 1
             continue
         misses += 1

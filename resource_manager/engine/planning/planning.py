@@ -4,14 +4,14 @@ requests.
 The input and the output are numbers, and equal input gives equal output. Requests that the previous
 plan put on a pending executor stay on this executor. Gangs are planned first, because they need the
 most capacity. Then new executors are chosen for the remaining requests (`cover.py`). If limits
-allow too few new executors, all requests are planned again in order of arrival. So the oldest
+allow too few new executors, all requests are planned again in order of arrival, so that the oldest
 requests are served.
 
 Example: the queue has 10 requests of 2 cpus. One pending executor has 8 cpus, so 4 requests are
 planned on it, and 6 requests remain. There are two offers: executors with 16 cpus that cost 16, and
 executors with 4 cpus that cost 4. Three executors with 4 cpus cost least (12), so the plan requests
-three. If only 8 more cpus are allowed, the plan requests two of these executors, and the last 2
-requests are not planned.
+three of them. If only 8 more cpus were allowed, the plan would request two of these executors, and
+the last 2 requests would not be planned.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ this many times.
 
 _LEFT_PART = 20
 """A choice of executors is accepted if it leaves at most one request for every 20 requests that it
-serves. The requests that are left are then planned, before any later requests.
+serves. The requests that are left are planned afterwards, before any later requests.
 """
 
 
@@ -46,13 +46,13 @@ class Backlog:
     Attributes:
         demands: the amounts that one request of each kind needs.
         queue: the queued requests, as (kind, number) in order of arrival.
-        supplies: the kinds of executors that may be requested.
-        pending: the executors that were requested and have not registered yet, by name, the oldest
-            first.
+        supplies: the kinds of executors that can be requested.
+        pending: the executors that were requested and have not registered yet, by name. The oldest
+            executor comes first.
         gangs: the queued gangs, in order of arrival.
-        hosts: the free capacity of registered executors. The key is the name of the executor. Only
-            gangs are planned on them.
-        limits: the amounts that all new executors together may have, by dimension.
+        hosts: the free capacity of registered executors, by name. Only gangs are planned on these
+            executors.
+        limits: the largest amounts that all new executors together can have, by dimension.
         kept: the requests that the previous plan put on each pending executor.
     """
 
@@ -99,9 +99,9 @@ def make_plan(backlog: Backlog) -> Plan:
 
 
 def plan_in_steps(backlog: Backlog) -> Steps[Plan]:
-    """Makes a plan for a backlog. The computation can be paused; see `steps.py`."""
-    # Pause here. The start of a plan takes as long as one cycle may spend on a planning pass, and
-    # the caller may have just spent this time on making the backlog.
+    """Makes a plan for a backlog. The computation can be paused (see `steps.py`)."""
+    # Let the caller pause before the plan starts. The start takes as long as one cycle is allowed
+    # to spend on planning, and the caller possibly has just spent this time on making the backlog.
     yield 2 * len(backlog.demands)
     planning = _Planning(backlog)
     yield 2 * len(backlog.demands)
@@ -110,7 +110,7 @@ def plan_in_steps(backlog: Backlog) -> Steps[Plan]:
         plan = yield from planning.keeping()
         if plan is not None:
             return plan
-        # The failed attempt has changed the old draft, so a new draft is needed.
+        # The failed attempt has changed its draft, so a new draft is needed.
         planning = _Planning(backlog)
         yield 2 * len(backlog.demands)
     return (yield from planning.from_scratch())
@@ -133,8 +133,8 @@ class _Planning:
         self._left: Counts = {}
 
     def keeping(self) -> Steps[Plan | None]:
-        """Makes a plan in which requests stay where the previous plan put them. Returns None if
-        limits then exclude a request.
+        """Makes a plan in which requests stay where the previous plan put them. Returns None if a
+        request is not planned only because of limits.
         """
         self._gangs.keep(self._backlog.gangs, self._backlog.kept)
         for number in range(len(self._backlog.gangs)):
@@ -153,20 +153,20 @@ class _Planning:
         """Plans all requests and gangs in order of arrival."""
         draft, queue, rest, at = self._draft, self._backlog.queue, list[Entry](), 0
         for number, gang in enumerate(self._backlog.gangs):
-            # Plan each gang at its position in the queue, after the requests that came earlier.
+            # Plan each gang at its position in the queue, after the requests that arrived earlier.
             rest += yield from draft.fill(self._open_bins(), queue[at : gang.before])
             at = max(at, gang.before)
             yield from self._plan_gang(number)
         rest += yield from draft.fill(self._open_bins(), queue[at:])
-        # Executors that were requested for later gangs may have room for earlier requests.
+        # Executors that were requested for later gangs possibly have room for earlier requests.
         if draft.opened:
             rest = yield from draft.fill(self._open_bins(), rest)
         yield from self._request_for(rest)
         return self._plan()
 
     def _keep(self) -> Steps[list[Entry]]:
-        """Puts requests on the executors where the previous plan put them, and returns the other
-        requests. Of equal requests, the oldest requests keep their places.
+        """Puts requests on the executors where the previous plan put them, and returns the
+        remaining requests. Of equal requests, the oldest keep their places.
         """
         wanted = _counts(self._backlog.queue)
         for name, content in self._backlog.kept.items():
@@ -176,7 +176,8 @@ class _Planning:
                         wanted[kind] -= self._draft.add(into, kind, most)
                 yield len(content)
         rest = []
-        # Iterate from the end, because the latest of several equal requests have no place.
+        # Iterate from the end, because the latest of several equal requests are those without a
+        # place.
         for kind, count in reversed(self._backlog.queue):
             here = min(count, wanted[kind])
             wanted[kind] -= here
@@ -189,7 +190,7 @@ class _Planning:
             self._planned.append(number)
 
     def _request_for(self, queue: list[Entry]) -> Steps[None]:
-        """Requests executors for the oldest requests, as far as limits allow. Then requests
+        """Requests executors for the oldest requests, as far as limits allow. Afterwards requests
         executors for later requests, as far as the remaining limits allow.
         """
         draft = self._draft
@@ -204,11 +205,11 @@ class _Planning:
             yield from draft.request(found)
             queue = _without(queue, found)
             yield len(queue)
-            # The free capacity of these executors may be enough for later requests.
+            # The free capacity of these executors is possibly enough for later requests.
             queue = yield from draft.fill([each for _, each in draft.opened], queue)
 
     def _could_be_served(self, counts: Counts) -> bool:
-        """Returns True if some of these requests could be served if there were no limits."""
+        """Returns whether any of these requests could be served without limits."""
         return any(offer.fits(kind) for kind in counts for offer in self._draft.offers)
 
     def _open_bins(self) -> list[Bin]:
@@ -244,7 +245,7 @@ def _first(queue: Sequence[Entry], cover: Cover) -> list[Entry]:
         if kind in worth:
             fit = min(count, value // worth[kind]) if worth[kind] else count
             value -= worth[kind] * fit
-            # Take at least one request, because otherwise the next attempt would be useless.
+            # Take at least one request, because an attempt without requests would be useless.
             first.append((kind, fit if first else max(1, fit)))
             if fit < count:
                 break

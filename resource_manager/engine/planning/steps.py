@@ -1,9 +1,9 @@
-"""Defines long computations that can be paused. Each is a generator that reports how much work it
-has done.
+"""Defines long computations that can be paused. Each computation is a generator that reports how
+much work it has done.
 
-A generator compares requests with executors. It yields the approximate number of comparisons since
-its last yield. It returns its result at the end. The caller may pause after any yield and continue
-later.
+The generator compares requests with executors. It yields the approximate number of comparisons
+since its last yield, and returns its result at the end. The caller can pause after each yield and
+continue later.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def finish(steps: Steps[T]) -> T:
 
 
 def advance(steps: Steps[None], work: int) -> bool:
-    """Continues a computation until `work` comparisons are done. Returns True if the computation
+    """Continues a computation until `work` comparisons are done. Returns whether the computation
     has ended.
     """
     for done in steps:

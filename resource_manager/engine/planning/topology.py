@@ -1,16 +1,17 @@
 """Counts how many topology-constrained requests fit on an executor in a plan, because amounts alone
 do not show this number.
 
-A plan has one extra dimension for each such kind of requests: the number of requests of this kind
-that fit on an executor. For a registered executor, the number is computed from its cpus and NUMA
-nodes. For any other executor, the number is computed from the executor of the same shape that
-registered last. If no executor of the shape has registered, only amounts are compared.
+A plan has one extra dimension for each topology-constrained kind of requests: the number of
+requests of this kind that fit on an executor. For a registered executor, the number is computed
+from its cpus and NUMA nodes. For any other executor, the number is computed from the executor of
+the same shape that registered last. If no executor of the shape has registered, only amounts are
+compared.
 
 Example: an executor has enough cpu for four requests of two whole cores each, but has enough free
-whole cores for only three. So the executor has 3 in the dimension of this kind, and each request
-takes 1.
+whole cores for only three. So the executor has the amount 3 in the dimension of this kind, and each
+request takes the amount 1.
 
-Different kinds compete for the same cores. The plan takes this into account on registered
+Different kinds compete for the same cores. The plan considers this competition on registered
 executors, and for the members of a gang that must be on one executor. On pending executors, the
 plan ignores the competition. If requests do not fit together on a pending executor, they are
 planned again after the executor has registered.
@@ -44,7 +45,7 @@ _TRIED_MAX = 64
 
 
 def empty_like(host: Host, operator: HostPolicy = NOTHING_SET) -> Host:
-    """Returns a copy of a host without slots. The copy predicts a future host of the same kind.
+    """Returns a copy of a host without slots, as a prediction of a future host of the same kind.
 
     Args:
         host: the host to copy.
@@ -53,7 +54,8 @@ def empty_like(host: Host, operator: HostPolicy = NOTHING_SET) -> Host:
     executor = Executor(host.executor.registration, registration_number=0)
     executor.cpu_state = host.executor.cpu_state
     copy = Host.of(executor, operator, host.cluster_policy)
-    # A new host has no neighbors, so it does not help a request that must be near present slots.
+    # A new host has no slots and so no neighbors. A request that must be near present slots does
+    # not fit on it.
     copy.labeled = host.labeled
     return copy
 
@@ -75,12 +77,13 @@ def with_counts(
     kinds: Mapping[int, ResourceRequest],
     together: Iterable[Mapping[int, int]] = (),
 ) -> Capacity:
-    """Adds the extra dimensions to a capacity: for each kind, the number of requests for which the
-    cpus and NUMA nodes are sufficient.
+    """Adds the extra dimensions to a capacity. For each kind, this is the number of requests for
+    which the cpus and NUMA nodes are sufficient.
 
     Args:
         capacity: the capacity of the executor, in columns of the capacity index.
-        host: the executor itself, or an executor of the same shape; None: neither is known.
+        host: the executor itself, or an executor of the same shape. It is None if neither of them
+            is known.
         kinds: the request of each kind that has an extra dimension.
         together: groups of kinds that compete for the same cores, with the number of requests of
             each kind. A kind is in at most one group.
@@ -103,18 +106,18 @@ def together(gangs: Iterable[GangDemand]) -> list[Mapping[int, int]]:
 
 def _fit(host: Host | None, request: ResourceRequest) -> int:
     if host is None or not host.needs_topology(request):
-        # Either the cpus are unknown or they do not matter, so only amounts are compared.
+        # The cpus are unknown or do not matter, so only amounts are compared.
         return UNBOUNDED
     found = len(host.assign_many(request, _TRIED_MAX))
-    # A higher number is not useful, because then amounts are probably the limit.
+    # A higher number is not useful: if `_TRIED_MAX` requests fit, amounts are probably the limit.
     return found if found < _TRIED_MAX else UNBOUNDED
 
 
 def _fit_together(
     host: Host, counts: Mapping[int, int], kinds: Mapping[int, ResourceRequest], amounts: Amounts
 ) -> dict[int, int]:
-    """Returns how many requests of each kind fit. The kinds are tried in order: each kind gets only
-    the capacity that earlier kinds have left.
+    """Returns how many requests of each kind fit. The kinds are tried in order, and each kind gets
+    only the capacity that earlier kinds have left.
     """
     trials, left = TentativeCpus(), dict(amounts)
     found: dict[int, int] = {}

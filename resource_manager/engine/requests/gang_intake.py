@@ -1,9 +1,9 @@
-"""Accepts or rejects gangs. A gang is accepted under two conditions: all its members are valid, and
-the gang could be placed as a whole.
+"""Accepts or rejects gangs. A gang is accepted if all its members are valid and the gang could be
+placed as a whole.
 
 If one member has a problem, all members are rejected, and the outcomes of the other members name
 this member. If a job master sends the same gang again, nothing changes. `lifecycle/gangs.py` has an
-example of the further steps of an accepted gang.
+example of what happens to an accepted gang.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from resource_manager.engine.state import State
 def refused_members(
     state: State, job: Job, gangs: Sequence[GangSpec], requests: Sequence[RequestSpec]
 ) -> dict[str, ItemOutcome]:
-    """Returns the problems of gang members, by allocation id. A member without a problem may be
+    """Returns the problems of gang members, by allocation id. A member without a problem can be
     accepted.
 
     Args:
@@ -43,9 +43,9 @@ def refused_members(
         requests: all requests of the call.
 
     Raises:
-        InvalidArgument: a gang has no members in the call, or is declared twice.
+        InvalidArgument: the call declares a gang without members, or declares a gang twice.
     """
-    # Group the requests of the call by gang, and find ids that occur in several gangs.
+    # Group the requests of the call by gang, and collect the gangs of each allocation id.
     members: dict[str, dict[str, RequestSpec]] = {}
     belongs: dict[str, set[str]] = {}
     for spec in requests:
@@ -57,7 +57,7 @@ def refused_members(
     # Allocation ids that the call uses in several gangs, or both in a gang and outside gangs.
     shared = {name for name, gang_ids in belongs.items() if len(gang_ids) > 1}
     refused: dict[str, ItemOutcome] = {}
-    # An error in a declaration rejects the whole call, and not only some members.
+    # An error in the declaration of a gang rejects the whole call, and not only some members.
     for gang_id, count in Counter(gang.gang_id for gang in gangs).items():
         if count > 1:
             raise InvalidArgument("gangs", gang_id, "each gang once")
@@ -70,7 +70,7 @@ def refused_members(
         some = members.pop(gang.gang_id)
         problems = _refused(state, job, gang, list(some.values()), shared)
         refused.update({each.id: each for each in problems})
-    # Members that remain belong to gangs that the call does not declare.
+    # The remaining members belong to gangs that the call does not declare.
     for gang_id, some in members.items():
         for name in some:
             message = f"gang_id is {gang_id}; expected a gang that the same call declares"
@@ -90,7 +90,7 @@ def join(ledger: GangLedger, request: Request, gangs: Iterable[GangSpec], *, tim
     by_id = ledger.by_id
     gang = by_id.get(request.spec.gang_id)
     if gang is None:
-        # The declaration exists, because members of undeclared gangs have been rejected.
+        # The call declares the gang, because members of undeclared gangs have been rejected.
         spec = next(each for each in gangs if each.gang_id == request.spec.gang_id)
         gang = Gang(spec, request.job_id, request.arrival_number, time_ms)
         by_id[gang.gang_id] = gang
@@ -116,13 +116,17 @@ def _refused(
     members: list[RequestSpec],
     shared: set[str],
 ) -> list[ItemOutcome]:
-    """Returns the problems of the members of one gang; empty: the gang can be accepted."""
+    """Returns the problems of the members of one gang. The list is empty if the gang can be
+    accepted.
+    """
     known = state.gangs.by_id.get(gang.gang_id)
-    # If the gang is known, only compare it with the stored gang. It may no longer fit on any host.
+    # If the gang is known, only compare it with the stored gang: a repeated gang must be accepted
+    # even if it does not fit on the hosts any more.
     if known is not None:
         return [] if _same(state.requests, job, known, gang, members) else _exists(gang, members)
     most = state.settings.gang_members_max
-    # Each member gets this outcome, because the answer to a call has one outcome for each request.
+    # Every member gets the same outcome, because the answer to a call has one outcome for each
+    # request.
     if len(members) > most:
         message = f"gang {gang.gang_id} has {len(members)} members; expected at most {most}"
         return [_invalid(m.allocation_id, "gang_id", gang.gang_id, message) for m in members]
@@ -151,7 +155,7 @@ def _same(
         known.job_id == job.job_id
         and known.spec == gang
         and names == set(known.members)
-        # All members are known, but this call may give a member other values.
+        # All members are known, but this call possibly gives a member other values.
         and all(requests[spec.allocation_id].spec == spec for spec in members)
     )
 
@@ -172,7 +176,7 @@ def _problem(
     *,
     shared: set[str],
 ) -> ItemOutcome | None:
-    """Returns the problem of one member; None: the member has no problem. `first` is the first
+    """Returns the problem of one member, or None if the member has no problem. `first` is the first
     member of the gang.
     """
     name = spec.allocation_id
@@ -184,7 +188,8 @@ def _problem(
             " gang is offered as a whole"
         )
         return _invalid(name, "target_address", spec.target_address, message)
-    # All members are queued again together after a loss, so they must have the same value.
+    # After a loss, all members are queued again together, so they must have the same values of
+    # these fields.
     for flag in EQUAL_IN_GANG:
         value, expected = getattr(spec, flag), getattr(first, flag)
         if value != expected:

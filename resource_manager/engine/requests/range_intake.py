@@ -1,7 +1,7 @@
 """Accepts or rejects ranges of requests. A range is accepted or rejected as a whole.
 
-All members have equal specs, so if one member is invalid, all members are invalid. If all members
-are known with the same values, the call is a repetition, and changes nothing.
+All members have equal specs, so if one member is invalid, all members are invalid. A call whose
+members are all known with the same values is a repetition, and changes nothing.
 
 Example: PART_MEMBERS_MAX is 10,000, and a job submits members 0 to 24,999 of range "r".
 
@@ -11,8 +11,8 @@ Example: PART_MEMBERS_MAX is 10,000, and a job submits members 0 to 24,999 of ra
   3      r.20000 to r.24999  20,500 to 25,499
 
 The resource manager stores these three rows. If the job submits some of these members again,
-nothing changes. If it submits r.24000 to r.25999, the call is refused: some of these members are
-known, and others are not. If it submits r.25000 to r.25999, the range is accepted.
+nothing changes. If the job submits r.24000 to r.25999, the call is refused, because only some of
+these members are known. If the job submits r.25000 to r.25999, the range is accepted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def submit_range(state: State, job: Job, spec: RangeSpec) -> ItemOutcome:
     Returns:
         One outcome for the whole range.
     """
-    # Check first for a repetition, which must be accepted even if no executor fits any more.
+    # Check first for a repetition, which must be accepted even if the members fit on no executor
+    # any more.
     known = _known(state.requests, state.ranges, job, spec)
     if known is not None:
         return known
@@ -60,7 +61,7 @@ def submit_range(state: State, job: Job, spec: RangeSpec) -> ItemOutcome:
             message=problem.message,
         )
         return problem
-    # The arrival numbers are consecutive. So a member's number can be computed from its index.
+    # The arrival numbers are consecutive, so that a member's number can be computed from its index.
     first_arrival = state.numbers.next_arrival(spec.count)
     for piece in parts_of(spec):
         row = RequestRange(
@@ -73,7 +74,7 @@ def submit_range(state: State, job: Job, spec: RangeSpec) -> ItemOutcome:
         state.ranges.add(part)
         state.new_parts.append(part)
         state.changes.request_range(row)
-        # Even if the part has very many members, it is only one interval in the queue.
+        # In the queue, a part is only one interval, even if it has very many members.
         enqueue_members(state.queue, part, part.first, part.end)
         state.request_timeouts.start_part(part)
     job.live_requests += spec.count
@@ -89,7 +90,7 @@ def submit_range(state: State, job: Job, spec: RangeSpec) -> ItemOutcome:
 def _known(
     requests: Requests, ranges: RangeLedger, job: Job, spec: RangeSpec
 ) -> ItemOutcome | None:
-    """Returns the outcome of a range that is known, and of a range whose ids are taken; None: the
+    """Returns the outcome of a range that is known or whose ids are taken. Returns None if the
     range is new.
     """
     range_id, first, end = spec.range_id, spec.first_index, spec.first_index + spec.count
@@ -102,7 +103,7 @@ def _known(
         # Parts do not overlap, so the sums are equal only if all members are known.
         has = sum(min(end, part.end) - max(first, part.first) for part in parts)
         return ItemOutcome(range_id) if has == spec.count else _overlaps(spec, parts)
-    # Neither the id of the range nor the id of a member may belong to another request.
+    # The id of the range and the ids of its members must not belong to other requests.
     if requests.named(range_id) is not None or not ranges.is_free(range_id, first, end):
         return taken(range_id)
     return None

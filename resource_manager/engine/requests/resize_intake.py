@@ -1,4 +1,4 @@
-"""Accepts or rejects a requested resize. It checks the slot, the size and the number of the
+"""Accepts or rejects a requested resize, after checks of the slot, the size and the number of the
 resize.
 
 `lifecycle/resizes.py` carries out accepted resizes, and has an example.
@@ -39,22 +39,24 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
     """Accepts a resize of a slot. If a call is repeated, nothing changes.
 
     Returns:
-        The slot. Its `wanted` or `ordered` is the resize. If the slot already has the requested
-        size, there is no resize.
+        The slot. The resize is in its field `wanted` or `ordered`. If the slot already has the
+        requested size, there is no resize.
 
     Raises:
         NotFound: the job does not exist, or it has no such allocation.
-        FailedPrecondition: the job has ended, or the slot is not granted or has another generation.
-            Or the number is not the next number, or the executor is too small even when empty.
+        FailedPrecondition: the job has ended, the slot is not granted, the slot has another
+            generation, the number is not the next number, or the executor is too small even when it
+            is empty.
         InvalidArgument: the size is below the minimum, slots of this QoS class cannot have this
             size, or the size has other devices than the slot.
     """
     request, slot = _slot_to_resize(state.requests, state.slots, state.jobs, event)
-    # Make all checks first, because a rejected event must not change the state.
+    # Make all checks before the first change, because a rejected event must not change the state.
     target = _target_of(state.settings, event, request.spec.cpu_policy)
     if event.park and not has_gpus(_requested_devices(request)):
         raise InvalidArgument("park", True, "false, because the slot has no GPU to give up")
-    # Check for a repetition before the number is checked, because a repetition has the last number.
+    # Check for a repetition before the check of the number, because a repetition has the last
+    # number and not the next number.
     if _is_same_call(slot, event.resize_number, target):
         return slot
     _refuse_number(slot, event.resize_number)
@@ -62,13 +64,14 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
     _refuse_other_devices(host, slot, request, target, park=event.park)
     _refuse_too_large(host, slot, target)
     _refuse_unsuited(state.resizes, host, slot, target)
-    # The resize is accepted. If another resize waits, this one replaces it.
+    # The resize is accepted. If another resize waits, the new resize replaces it.
     number = slot.resize_number + 1
     replaced = slot.wanted
     state.resizes.withdraw(host, slot)
     slot.resize_number = number
-    # If the slot already has this size, no resize is needed. But another resize may be on its way
-    # to the executor. This resize may change the size, so the requested resize must follow.
+    # A slot that already has this size needs no resize, unless an earlier resize (`ordered`) is on
+    # its way to the executor. The earlier resize possibly changes the size, so the requested resize
+    # must follow it.
     if slot.ordered is not None or not has_size(slot, target):
         with state.transitions.moving_resize(slot, ResizeInput.ASK):
             slot.wanted = Resize(
@@ -79,7 +82,7 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
                 state.numbers.next_arrival(),
             )
     instead = f", instead of the waiting resize {replaced.number}" if replaced is not None else ""
-    # If the slot already has this size, the number is used up, but there is no resize.
+    # If no resize was needed, the number is used up nevertheless.
     nothing = "" if slot.wanted is not None else ", its present size"
     who = "an administrator" if event.job_id is None else f"job {request.job_id}"
     state.journal.slot_event(
@@ -87,10 +90,10 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
         slot,
         message=f"resize {number} by {who}, to {size_text(target)}{nothing}{instead}",
     )
-    # Record the change of the slot here, because `advance` may do nothing but queue the resize.
+    # Record the change of the slot here, because `advance` possibly only queues the resize.
     state.changes.slot(slot)
     state.resizes.advance(slot)
-    # Another caller may wait for the replaced resize. So an event reports its end.
+    # Another caller possibly waits for the replaced resize, so report its end in an event.
     if replaced is not None:
         what = (
             f"{who} requested resize {number} instead"
@@ -113,7 +116,7 @@ def _slot_to_resize(
     """
     allocation_id = event.allocation_id
     if event.job_id is not None:
-        active_job(jobs, event.job_id)  # an administrator may resize slots of any job
+        active_job(jobs, event.job_id)  # an administrator is allowed to resize slots of any job
     request = requests.named(allocation_id)
     if request is None or event.job_id not in (None, request.job_id):
         owner = "" if event.job_id is None else f" in job {event.job_id}"
@@ -122,7 +125,7 @@ def _slot_to_resize(
             reason=Reason.ALLOCATION_UNKNOWN,
             details={"allocation_id": allocation_id},
         )
-    # The slot that the caller means may have been lost and replaced.
+    # The slot that the caller means has possibly been lost and replaced.
     if event.generation not in (0, request.generation):
         raise FailedPrecondition(
             f"generation {event.generation} of {allocation_id} is outdated; the current generation"
@@ -130,8 +133,8 @@ def _slot_to_resize(
             reason=Reason.STALE_GENERATION,
             details={"generation": event.generation, "current": request.generation},
         )
-    # A gang member that is carved but not granted also has a slot. But this slot may not be resized
-    # yet.
+    # A gang member that is carved but not granted also has a slot, but this slot must not be
+    # resized yet.
     slot = slots.of(request)
     if slot is None or request.state is not RequestState.GRANTED:
         raise FailedPrecondition(
@@ -165,7 +168,7 @@ def _target_of(settings: EngineSettings, event: ResizeRequested, policy: CpuPoli
             f"at least the profile's cpu_milli, {profile.cpu_milli}, or 0 for the same amount",
         )
     _check_class(profile.cpu_milli, limit, policy.qos)
-    # Store the effective limit. So equal sizes compare as equal.
+    # Store the effective limit, so that equal sizes compare as equal.
     return Resize(0, profile, max(limit, profile.cpu_milli), event.wait_for_use)
 
 
@@ -185,13 +188,16 @@ def _check_class(cpu_milli: int, limit: int, qos: QosClass) -> None:
 
 
 def _is_same_call(slot: Slot, number: int, target: Resize) -> bool:
-    """Returns True if the call repeats the latest resize of the slot, or requests its current size.
+    """Returns whether the call repeats the latest resize of the slot, or requests the slot's
+    current size.
 
-    If the call contains a number, this must be the number of the latest resize. 0 means no number.
+    A number in the call must be the number of the latest resize. 0 means that the call has no
+    number.
     """
     latest = slot.wanted or slot.ordered
     if latest is None:
-        # No resize is unfinished, so the call is a repetition if it requests the current size.
+        # There is no unfinished resize, so the call is a repetition if it requests the current
+        # size.
         return number in (0, slot.resize_number) and has_size(slot, target)
     return (
         number in (0, latest.number)
@@ -201,7 +207,7 @@ def _is_same_call(slot: Slot, number: int, target: Resize) -> bool:
 
 
 def _refuse_number(slot: Slot, number: int) -> None:
-    """Checks that the call contains the next number, or 0 (no number).
+    """Checks that the call contains the next number, or 0, which means no number.
 
     Raises:
         FailedPrecondition: the call contains another number.
@@ -226,14 +232,15 @@ def _refuse_number(slot: Slot, number: int) -> None:
 def _refuse_other_devices(
     host: Host, slot: Slot, request: Request, target: Resize, *, park: bool
 ) -> None:
-    """Checks that the new size is for the devices that the slot has, or parks or unparks the slot.
+    """Checks that the new size has the same devices as the slot, or that the resize parks or
+    unparks the slot.
 
     Raises:
-        InvalidArgument: the new size is for other devices, or slots cannot share a device.
+        InvalidArgument: the new size has other devices, or slots cannot share a device.
         FailedPrecondition: the executor cannot park the slot, because of the slot's GPUs.
     """
     original = _requested_devices(request)
-    # Compare with the newest requested size, because this resize replaces it.
+    # Compare with the newest requested size, because the new resize replaces it.
     has, asked = (slot.wanted or slot.ordered or slot).profile.devices, target.profile.devices
     if asked in (has, slot.profile.devices):
         return
@@ -306,11 +313,11 @@ def _devices_text(requests: Iterable[DeviceRequest]) -> str:
 
 
 def _refuse_unsuited(resizes: ResizeMoves, host: Host, slot: Slot, target: Resize) -> None:
-    """Checks that a slot of this size would fit the cpus and NUMA nodes of the host if the host had
-    no other slot.
+    """Checks that the cpus and NUMA nodes of the host would be sufficient for a slot of this size
+    if the host had no other slot.
 
     Raises:
-        FailedPrecondition: the cpus or NUMA nodes would not be sufficient.
+        FailedPrecondition: the cpus and NUMA nodes would not be sufficient.
     """
     refusal = resizes.unsuited(host, slot, target)
     if refusal is not None:
@@ -326,15 +333,15 @@ def _refuse_unsuited(resizes: ResizeMoves, host: Host, slot: Slot, target: Resiz
 def _refuse_too_large(host: Host, slot: Slot, target: Resize) -> None:
     """Checks that the new size of the slot is not above the total of the host.
 
-    A dimension that does not grow is not checked, because the slot already has the amount.
+    A dimension in which the slot does not grow is not checked, because the slot already has the
+    amount.
 
     Raises:
         FailedPrecondition: the new size is above the total of the host.
     """
     total = host.total
     need = host.booking_of(target.profile, best_effort=slot.best_effort)
-    # Compare with `booked`. While a resize is on its way, `booked` contains the larger of both
-    # sizes.
+    # Compare with `booked`, which contains the larger of both sizes while a resize is on its way.
     grows = shortfall(need, slot.booked)
     beyond = {name: need[name] for name in grows if need[name] > total.get(name, 0)}
     if not beyond:

@@ -1,8 +1,9 @@
-"""Accepts and cancels slot requests, and releases slots. Accepted requests are only queued; the
-next `Decide` places them.
+"""Accepts and cancels slot requests, and releases slots. Accepted requests are only queued. The
+next `Decide` events place them.
 
 A call contains many items, and each item gets its own outcome. But all items are rejected if the
-whole call has a problem: the job is unknown, or only some requests have a profile.
+call as a whole has a problem, for example if the job is unknown, or if only some requests have a
+profile.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
 
     Raises:
         NotFound, FailedPrecondition: the job is not known or has ended; see `active_job`.
-        InvalidArgument: some requests of the job would have a profile and others not, or a gang has
-            no members in the call, or the call declares a gang twice.
-        ResourceExhausted: there would be too many live requests: of the job, of all jobs together,
-            or of all jobs of the owner. Or the job would have too many scheduling classes.
+        InvalidArgument: only some requests of the job would have a profile, the call declares a
+            gang without members, or it declares a gang twice.
+        ResourceExhausted: the job, the owner's jobs together, or all jobs together would have too
+            many live requests, or the job would have too many scheduling classes.
     """
     # Check the whole call first, because a rejected event must not change the state.
     job = active_job(state.jobs, event.job_id)
@@ -67,15 +68,15 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
         try:
             _refuse_beyond_limits(state, job, specs, ranges)
         except ResourceExhausted:
-            # Looking up each item costs more than all other checks, so items are looked up only
-            # here.
+            # A look-up of every item costs more than all other checks, so items are looked up only
+            # after a failed check.
             new = {
                 spec.allocation_id: spec
                 for spec in specs
                 if state.requests.named(spec.allocation_id) is None
             }
-            # A range of which only some members are known counts as 0: it is rejected as a whole
-            # later.
+            # A range of which only some members are known counts as 0, because it is rejected as a
+            # whole later.
             ranges = {each: new_members(state.ranges, each) for each in ranges}
             _refuse_beyond_limits(state, job, list(new.values()), ranges)
     wanted = chain(event.requests, (each.request for each in event.ranges))
@@ -84,7 +85,7 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
             spec.expected_run_time_ms is not None or spec.time_limit_ms is not None
             for spec in wanted
         )
-    # The checks of feasibility below read the indexes.
+    # The checks of feasibility below read the indexes, so the indexes must be up to date.
     if state.hosts.touched:
         state.hosts.refresh(state.queue)
     refused: Mapping[str, ItemOutcome] = {}
@@ -95,14 +96,15 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
     # Queue gangs after the loop, when all their members have been accepted.
     outcomes = [_submit(state, job, spec, event.gangs, refused) for spec in event.requests]
     for gang_id in gangs:
-        if (gang := state.gangs.by_id.get(gang_id)) is not None:  # None: its members were refused
+        # it is None if its members were refused
+        if (gang := state.gangs.by_id.get(gang_id)) is not None:
             accept_gang(state, gang)
     return outcomes + [submit_range(state, job, spec) for spec in event.ranges]
 
 
 def _in_job(event: RequestsSubmitted, job_id: str) -> RequestsSubmitted:
-    """Returns the event with the job in each policy that has labels or rules about neighbors.
-    Requests of other jobs are then never equal to these requests.
+    """Returns the event with the job's id in each policy that has labels or rules about neighbors.
+    With the id, these requests are never equal to requests of other jobs.
     """
 
     def of_job(spec: RequestSpec) -> RequestSpec:
@@ -128,8 +130,8 @@ def _refuse_beyond_limits(
     """Checks that a call exceeds no limit. Otherwise raises ResourceExhausted.
 
     A scheduling cycle tries each waiting class, so a job with very many classes would delay other
-    jobs. Each kind of members of a gang counts as one class. The search for hosts comes later. So a
-    request counts even if it could be placed at once.
+    jobs. Each kind of members of a gang counts as one class. A request counts even if it could be
+    placed at once, because the search for hosts comes later.
 
     Args:
         state: the state of the engine.
@@ -160,7 +162,8 @@ def _refuse_beyond_limits(
         check_requests(state.flows.users, state.jobs, job.owner, new)
     waiting = len(queue.by_job.get(job.job_id, ())) + state.gangs.by_job[job.job_id]
     most = settings.job_scheduling_classes_max
-    # Do not count the classes here: the limit is not exceeded even if each item has a new class.
+    # The limit is not exceeded even if each item has a new class, so the classes need not be
+    # counted.
     if waiting + len(specs) + len(ranges) <= most:
         return
     specs = [*specs, *(each.request for each, members in ranges.items() if members)]
@@ -185,14 +188,15 @@ def _submit(
     gangs: Sequence[GangSpec],
     refused: Mapping[str, ItemOutcome],
 ) -> ItemOutcome:
-    """Accepts one request and queues it. If the request is not accepted, the outcome says why.
+    """Accepts one request and queues it. If the request is not accepted, the outcome contains the
+    reason.
 
     A repeated request is accepted without effect. A member of a gang is queued later, together with
     its gang.
     """
     known = state.requests.named(spec.allocation_id)
     problem = refused.get(spec.allocation_id)
-    # Accept a repetition even if no executor fits any more.
+    # Accept a repetition even if the request fits on no executor any more.
     if known is not None:
         if problem is None and known.job_id == job.job_id and known.spec == spec:
             return ItemOutcome(spec.allocation_id)
@@ -200,11 +204,12 @@ def _submit(
     # Members of gangs have been checked with their gang.
     if not spec.gang_id:
         problem = state.waiting_reasons.refusal(spec)
-    # The id may also be the id of a member of a range that has no `Request`.
+    # The id can also be the id of a range member that has no `Request`.
     if problem is None and spec.allocation_id in state.ranges:
         problem = taken(spec.allocation_id)
     if problem is not None:
-        # Record the outcome in the history. A request that is not accepted leaves no other trace.
+        # Record the outcome in the history, because a request that is not accepted leaves no other
+        # trace.
         state.journal.cluster_event(
             "request_rejected",
             job_id=job.job_id,
@@ -221,7 +226,7 @@ def _submit(
     )
     state.requests[spec.allocation_id] = request
     state.requests.by_arrival.add(request)
-    # Reserve the id. So a range that is submitted later cannot have a member with this id.
+    # Reserve the id, so that a range that is submitted later cannot have a member with this id.
     state.ranges.reserve(spec.allocation_id)
     if spec.gang_id:
         join(state.gangs, request, gangs, time_ms=state.journal.at.time_ms)
@@ -247,8 +252,9 @@ def cancel_requests(state: State, event: RequestsCancelled) -> list[ItemOutcome]
     ended, nothing changes.
 
     Returns:
-        One outcome for each allocation id, then one outcome for each range. If the step becomes
-        full, the last outcomes are missing. The caller must then send their items again.
+        One outcome for each allocation id, then one outcome for each range. If the journal of this
+        step becomes full, the last outcomes are missing. The caller must send the items without
+        outcomes again.
 
     Raises:
         NotFound: the job is not known.
@@ -271,8 +277,8 @@ def release_slots(state: State, event: SlotsReleased) -> list[ItemOutcome]:
         NotFound: the job is not known.
     """
     if event.job_id is not None:
-        # The job may have ended. Then the call changes nothing, because its requests have ended,
-        # too.
+        # A job that has ended is accepted, too. In this case the call changes nothing, because the
+        # job's requests have also ended.
         known_job(state.jobs, event.job_id)
     by = _Caller.of(event.job_id)
     return _give_up_all(state, by, event.slots, event.ranges, event.grace_ms)
@@ -301,13 +307,13 @@ def _give_up_all(
     ranges: Iterable[Members],
     grace_ms: int | None,
 ) -> list[ItemOutcome]:
-    """Ends requests, then members of ranges, until the step is full. Returns an outcome for each
-    item that was handled.
+    """Ends requests and then members of ranges, until the journal of this step is full. Returns an
+    outcome for each item that was handled.
     """
     outcomes: list[ItemOutcome] = []
     for allocation_id, generation in slots:
-        # A new step is never full, so each call handles at least one item, and the caller makes
-        # progress.
+        # The journal of a new step is never full, so each call handles at least one item, and the
+        # caller makes progress.
         if state.journal.is_full:
             return outcomes
         outcomes.append(_give_up(state, by, allocation_id, generation, grace_ms))
@@ -327,7 +333,7 @@ def _give_up(
     current generation, nothing changes.
     """
     request = state.requests.named(allocation_id)
-    # For a request of another job, return the same outcome as for an unknown request. So a job
+    # For a request of another job, return the same outcome as for an unknown request, so that a job
     # cannot find out which ids other jobs use.
     if request is None or by.job_id not in (None, request.job_id):
         owner = "" if by.job_id is None else f" in job {by.job_id}"
@@ -344,7 +350,7 @@ def _give_up(
             f" the current generation is {request.generation}",
             (("generation", str(generation)), ("current", str(request.generation))),
         )
-    # An older generation means a slot that was lost. So there is nothing to release.
+    # An older generation stands for a slot that was lost, so there is no slot to release.
     if generation in (0, request.generation) and request.state not in ENDED_REQUEST_STATES:
         state.gang_moves.give_up(
             request,
@@ -357,10 +363,10 @@ def _give_up(
 
 
 def _refuse_mix(job: Job, specs: Iterable[RequestSpec]) -> None:
-    """Raises InvalidArgument if some requests of a job would have a resource profile and others
-    not.
+    """Raises InvalidArgument if only some requests of a job would have a resource profile.
 
-    The first request of a job decides. Before the first request, `Job.specified` is None.
+    The first request of a job decides whether all its requests must have profiles. Before the first
+    request, `Job.specified` is None.
     """
     specified, witness = job.specified, job.witness_allocation_id
     for spec in specs:

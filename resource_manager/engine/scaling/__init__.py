@@ -1,3 +1,3 @@
-"""Grows and shrinks the cluster. This package decides which executors to request from providers,
-and handles the answers of providers and the registrations of new executors.
+"""Grows and shrinks the cluster. This package decides which executors are requested from providers
+and given back. It handles the answers of providers and the registrations of new executors.
 """

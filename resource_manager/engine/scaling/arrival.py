@@ -1,15 +1,15 @@
-"""Handles executors that register. Finds the provision of each executor, and places the requests
-that are planned on the executor.
+"""Handles executors that register. Finds the provision of each executor (the record that a provider
+was asked to start it), and places the requests that are planned on the executor.
 
-The executor of a provision is found by its id. Requests that are planned on the executor are placed
-before all other requests. If the executor is smaller than promised, some of these requests do not
-fit. Such requests stay queued, and are planned again. If they would not even fit the empty
-executor, its shape gets a back-off.
+An executor and its provision have the same id. Requests that are planned on the executor are placed
+before all other requests. Planned requests that do not fit stay queued, and are planned again. If
+they would not even fit the empty executor, the executor is smaller than its provider promised. In
+this case its shape gets a back-off.
 
-If an executor has no provision, it takes over the plan of the most similar pending executor.
-Another case is an executor that a provider started for an unknown provision: the provision was
-given up, or it is newer than the stored state. This executor is adopted: it gets a provision, so
-that it is given back when it is idle.
+An executor that no provider started takes over the plan of the most similar pending executor. An
+executor that a provider started for an unknown provision is adopted: it gets a new provision, so
+that it is given back when it is idle. A provision is unknown if it was given up, or if it is newer
+than the stored state.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def executor_came(state: State, executor_id: str, *, new: bool) -> None:
     Args:
         state: the state of the engine.
         executor_id: the id of the executor.
-        new: True if the executor was unknown before.
+        new: whether the executor was unknown before.
     """
     elastic, host = state.elastic, state.hosts[executor_id]
     provision = state.provisions.get(host.host_id)
@@ -54,14 +54,16 @@ def executor_came(state: State, executor_id: str, *, new: bool) -> None:
     if of_shape in elastic.shapes:
         elastic.seen[of_shape] = empty_like(host)
     if provision is not None:
-        # An executor that registers again has no plan any more.
+        # If the provision is not pending, the executor registers again, and its planned requests
+        # were placed before.
         if provision.state in PENDING:
             elastic.arrived[host.host_id] = host.host_id
         state.provision_moves.registered(provision, host)
         return
     if not elastic.provisioning:
         return
-    # Only a new executor takes over a plan. An executor that registers again has already done this.
+    # Only a new executor takes over a plan, because an executor that registers again has already
+    # done this.
     if new:
         elastic.arrived[host.host_id] = _nearest(state.provisions, state.elastic, host)
     shape = host.executor.registration.provided_as
@@ -88,12 +90,12 @@ def _adopt(state: State, host: Host, shape: str) -> None:
 
 
 def _nearest(provisions: dict[str, Provision], elastic: Elastic, host: Host) -> str:
-    """Returns the id of the most similar pending executor with labels that this host carries;
-    empty: there is no such executor.
+    """Returns the id of the most similar pending executor whose labels this host carries. The id is
+    empty if there is no such executor.
 
     The difference of two executors is the sum over all dimensions of |a - b| / max(a, b). If
-    several executors have the same difference, the oldest is returned. Example: 4 cpus instead of
-    8, and equal memory, are a difference of 0.5.
+    several executors have the same difference, the oldest of them is returned. Example: 4 cpus
+    instead of 8 and equal memory give a difference of 0.5.
     """
     total = host.executor.registration.total
     best: tuple[float, int, str] | None = None
@@ -122,8 +124,8 @@ def hand_over(state: State) -> None:
     for host_id, promised in elastic.arrived.items():
         host = state.hosts.get(host_id)
         content = elastic.plan.on.get(promised)
-        # If this executor took over the plan of another executor, keep this plan: the other
-        # executor may still register.
+        # If this executor took over the plan of another executor, keep the plan, because the other
+        # executor can still register.
         if promised == host_id:
             elastic.plan.drop(promised)
             if host is not None:
@@ -132,8 +134,8 @@ def hand_over(state: State) -> None:
             _place(state, host, content)
             state.hosts.touch(host)
             placed.append(content)
-    # If several executors have registered, a gang could take room that another executor needs for
-    # its own planned requests. So gangs come after the requests of all executors.
+    # A gang could take room on another new executor that this executor needs for its own planned
+    # requests. So place gangs after the planned requests of all new executors.
     for content in placed:
         _place_gangs(state, content)
     elastic.arrived.clear()
@@ -142,8 +144,8 @@ def hand_over(state: State) -> None:
 def _judge(
     gangs: GangLedger, provision_moves: ProvisionMoves, host: Host, content: Content
 ) -> None:
-    """Checks whether an executor has the capacity that its provider promised. It uses the requests
-    that are planned on the executor.
+    """Checks whether an executor has the capacity that its provider promised: the requests that are
+    planned on the executor must fit on it.
 
     If the executor could not serve these requests even when empty, its shape gets a back-off.
     Without the back-off, executors of this shape would be requested and given back again and again.
@@ -155,15 +157,16 @@ def _judge(
     # The first reason is enough for a failure.
     lack = next(_lacks(gangs, host, content), "")
     if lack:
-        elastic.verdicts[host.host_id] = True  # final, even if other requests use the executor
+        # this verdict is final, even if other requests use the executor
+        elastic.verdicts[host.host_id] = True
         message = (
             f"{host.host_id}: registered with {amounts_text(host.executor.registration.total)}"
         )
         message += f" (promised: {amounts_text(shape.total)}); {lack}"
         provision_moves.back_off(shape.name, message)
     elif content:
-        # Executors of the shape may be requested again. Its failures are cleared when a slot runs
-        # on the executor.
+        # Executors of the shape can be requested again. The failures of the shape are cleared when
+        # a slot runs on the executor.
         elastic.backoffs[shape.name].until_ms = 0
     else:
         provision_moves.proved(provision)
@@ -177,8 +180,8 @@ _LACKS: dict[Constraint, str] = {
 
 
 def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
-    """Yields the reasons why the requests that are planned on an executor would not even fit the
-    empty executor.
+    """Yields the reasons why requests that are planned on an executor would not even fit the empty
+    executor.
     """
     total, empty = host.total, HostView.empty(host)
     for scheduling_class in content.classes:
@@ -209,8 +212,8 @@ def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
 def _place_gangs(state: State, content: Content) -> None:
     """Tries to place the planned gangs. A gang that does not fit stays queued.
 
-    Callers must first place the planned requests outside gangs, because a gang searches all hosts
-    and might take the room of these requests.
+    Callers must first place the planned requests outside gangs, because a gang is tried on all
+    hosts and could take the room of these requests.
     """
     for gang_id in content.gangs:
         waiting = state.gangs.waiting.get(gang_id)
@@ -218,7 +221,8 @@ def _place_gangs(state: State, content: Content) -> None:
             continue
         if state.quotas.gang_block(waiting) is not None:
             continue
-        # The requests and gangs that were just placed have changed the free capacity.
+        # The requests and gangs that were just placed have changed the free capacity, so refresh
+        # the indexes.
         state.hosts.refresh(state.queue)
         placing = Placer(state.hosts)
         state.gang_moves.try_gang(
@@ -229,7 +233,7 @@ def _place_gangs(state: State, content: Content) -> None:
 
 def _place(state: State, host: Host, content: Content) -> None:
     """Places as many of the planned requests as fit, in order of arrival."""
-    # Collect the planned requests that the quotas admit.
+    # Collect candidates among the planned requests, without requests that a quota blocks.
     candidates: list[tuple[int, SchedulingClass, Request]] = []
     left = {
         scheduling_class: count
@@ -239,7 +243,8 @@ def _place(state: State, host: Host, content: Content) -> None:
     for scheduling_class, count in left.items():
         numbers = _first_admitted(state.flows, state.quotas, scheduling_class, count)
         candidates += [(number, scheduling_class, state.requests.at(number)) for number in numbers]
-    # Sort by arrival number. So consecutive requests of one class and job are placed together.
+    # Sort by arrival number, so that the oldest requests come first. Consecutive requests of one
+    # class and job are placed together.
     candidates.sort(key=lambda each: each[0])
     for (scheduling_class, job_id), run in groupby(
         candidates, key=lambda each: (each[1], each[2].job_id)
@@ -249,7 +254,7 @@ def _place(state: State, host: Host, content: Content) -> None:
             for _, _, request in run
             if not _still_holds_older_slot(state.slots, request, host)
         ]
-        # Read room and quota again, because earlier iterations have used a part of them.
+        # Read the room and the quota again, because earlier iterations have used a part of them.
         most = min(len(requests), left[scheduling_class], _room_for(host, scheduling_class))
         if fitting := requests[: state.quotas.admitted_of(scheduling_class, job_id, most)]:
             state.moves.place(fitting, host)
@@ -262,8 +267,8 @@ def _first_admitted(
 ) -> Iterable[int]:
     """Returns the lowest arrival numbers of a class that the quotas admit, up to `count` numbers.
 
-    If any group has a maximum, the function returns up to `count` numbers of each job. A quota may
-    block some of these requests later. Then requests of other jobs are placed instead.
+    If any group has a maximum, the function returns up to `count` numbers of each job. A quota
+    possibly blocks some of these requests later, and requests of other jobs are placed instead.
     """
     if not maxima(flows):
         return islice(scheduling_class.numbers(), count)
@@ -291,6 +296,6 @@ def _room_for(host: Host, scheduling_class: SchedulingClass) -> int:
 
 
 def _still_holds_older_slot(slots: Slots, request: Request, host: Host) -> bool:
-    """Returns True if an older slot of the request is still being freed on the executor."""
+    """Returns whether an older slot of the request is still being freed on the executor."""
     superseded_slots = slots.superseded.get(request.allocation_id, ())
     return any(slot.executor_id == host.host_id for slot in superseded_slots)

@@ -1,12 +1,12 @@
-"""Translates queued requests into the numbers that the planner uses, and translates a plan into
-executors to request.
+"""Translates queued requests into the numbers that the planner uses, and translates the finished
+plan into requests for executors.
 
-The planner plans the first `planned_requests_max` queued requests. The following requests are left
-out, and do not count in this limit:
-- requests that an executor with room refused recently, because this executor will be tried again
+The planner plans the first `planned_requests_max` queued requests. Requests of these three kinds
+are not planned, and do not count in this limit:
+- requests that an executor with room refused recently, because that executor will be tried again
   soon;
 - requests that would exceed the maximum of a group;
-- requests that no pending executor can serve, and no executor that can be requested.
+- requests that neither a pending executor nor an executor that can be requested can serve.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from resource_manager.engine.scaling.texts import cause_of
 from resource_manager.engine.state import State
 
 _Member = tuple[str, int]
-"""Equal members of a gang: the id of the gang, and the position of their request in the gang's
-list.
+"""Equal members of a gang: the id of the gang, and the position of the members' request in the
+gang's list.
 """
 
 _Interval = tuple[int, int, int]
@@ -62,8 +62,8 @@ on other executors.
 """
 
 _INTERVALS_MAX = 20_000
-"""The list may have this many more intervals than needed. Then it is sorted, and only the needed
-intervals are kept. So the list stays short.
+"""When the list of intervals has this many more intervals than needed, it is sorted and shortened
+to the needed intervals.
 """
 
 _ORDERS_PER_STEP = 100
@@ -74,15 +74,15 @@ _WORK_PER_ORDER = 50
 
 
 def plan_waiting(state: State) -> Steps[None]:
-    """If anything has changed, makes a plan for the queued requests. Requests the executors that
-    the plan needs in addition.
+    """Makes a plan for the queued requests, if the input has changed since the last plan. Requests
+    the additional executors that the plan needs.
 
-    A plan may take several cycles. Requests may be placed or cancelled during these cycles. They
-    are left out when executors are requested, and the next pass plans again.
+    Planning can take several cycles. Requests that are placed or cancelled during these cycles are
+    left out when executors are requested, and the next pass plans again.
     """
     elastic, moves = state.elastic, state.provision_moves
     shapes = moves.requestable_shapes()
-    # If there are no gangs and no refusals, the plan depends only on these values. If they have not
+    # Without gangs and refusals, the plan depends only on these values. If these values have not
     # changed, a new plan would be equal to the last plan.
     now = (
         state.queue.moves + state.gangs.moves,
@@ -91,8 +91,8 @@ def plan_waiting(state: State) -> Steps[None]:
         tuple(shape.name for shape in shapes),
         maxima(state.flows),
     )
-    # These values do not show a change of the free capacity that gangs use, or a refusal that
-    # expires.
+    # With gangs or refusals, always make a new plan: these values show neither a change of the free
+    # capacity that gangs use nor the end of a refusal.
     if now == elastic.planned_inputs and not state.gangs.waiting and not state.hosts.refusing:
         return
     builder, ordered = _BacklogBuilder(state, shapes), 0
@@ -102,8 +102,8 @@ def plan_waiting(state: State) -> Steps[None]:
         ordered = yield from builder.order(plan.new)
     else:
         elastic.plan = _empty_plan(state.gangs, state.queue)
-    # The executors that this plan requested have raised the version, but they are no reason to plan
-    # again.
+    # The executors that this plan has requested have increased the version, but they are no reason
+    # to plan again.
     elastic.planned_inputs = (*now[:2], now[2] + ordered, *now[3:])
 
 
@@ -111,7 +111,7 @@ def note_totals(moves: ProvisionMoves, ordered: Iterable[ExecutorShape]) -> None
     """Stores the total of all executors after executors were requested, for the invariants.
 
     Only the dimensions of the requested executors are stored. In other dimensions, executors that
-    no provider started may exceed the maximum.
+    no provider started possibly exceed the maximum.
     """
     names = {name for shape in ordered for name in shape.total}
     if names and moves.settings.provisioning.total_max:
@@ -138,7 +138,8 @@ class _BacklogBuilder:
     its index in the lists `_demands` and `_owners`.
 
     Attributes:
-        pending: the provisions whose executors have not registered, the oldest first.
+        pending: the provisions whose executors have not registered. The oldest provision comes
+            first.
     """
 
     def __init__(self, state: State, shapes: list[ExecutorShape]) -> None:
@@ -160,7 +161,8 @@ class _BacklogBuilder:
         self._blocked_gangs: list[str] = []
         names = {shape.name for shape in shapes} | {each.shape for each in self.pending}
         self._names = sorted(names)
-        # By number: the kinds that need more than amounts, such as dedicated cpus.
+        # The kinds that need more than amounts, such as dedicated cpus. The key is the number of
+        # the kind.
         self._topology_constrained: dict[int, ResourceRequest] = {}
         self._gangs: list[GangDemand] = []
         # numbers of requests that `_still_queued` has returned
@@ -169,12 +171,12 @@ class _BacklogBuilder:
     def build(self) -> Steps[Backlog]:
         """Returns the input of the plan."""
         state = self._state
-        # The queued requests, as kinds and counts. Kinds get their numbers here.
+        # Read the queued requests as kinds and counts. In this step, the kinds get their numbers.
         queued = yield from self._queued_requests()
         gangs = yield from self._first_gangs()
         queue, before = _entries(queued, [each.gang.arrival_number for each in gangs])
         self._gangs = [self._gang(each, at) for each, at in zip(gangs, before, strict=True)]
-        # The capacity that is free or can be requested, for these kinds.
+        # Compute the capacity that is free or can be requested for these kinds.
         hosts = yield from free_hosts(
             state.hosts, self._demands, self._gangs, self._topology_constrained
         )
@@ -222,7 +224,7 @@ class _BacklogBuilder:
         on = {
             each.executor_id: content
             for each in self.pending
-            # After the planning started, the executor may have registered.
+            # The executor has possibly registered since the planning started.
             if each.state in PENDING
             and (content := self._still_queued(plan.pending.get(each.executor_id, {})))
         }
@@ -238,7 +240,8 @@ class _BacklogBuilder:
         elastic, moves = state.elastic, state.provision_moves
         number = elastic.number
         for first in range(0, len(new), _ORDERS_PER_STEP):
-            # Read the shapes again after each pause, because limits and back-offs may have changed.
+            # Read the shapes again after each pause, because limits and back-offs have possibly
+            # changed.
             shapes = {shape.name: shape for shape in moves.requestable_shapes()}
             more = {name: more_of(state.provisions, shape) for name, shape in shapes.items()}
             room = moves.room_below_maximum()
@@ -250,7 +253,7 @@ class _BacklogBuilder:
                 if content and allowed and more.get(shape.name):
                     provision = moves.request_executor(shape, cause_of(state.gangs, content))
                     elastic.plan.on[provision.executor_id] = content
-                    # The limits must include the executors that this step has requested.
+                    # Subtract the executors that this step has requested from the limits.
                     more[shape.name] -= 1
                     room = {name: left - shape.total.get(name, 0) for name, left in room.items()}
                     ordered[shape.name] = shape
@@ -259,11 +262,10 @@ class _BacklogBuilder:
         return elastic.number - number
 
     def _still_queued(self, counts: Counts) -> Content:
-        """Takes the requests that are planned on one executor. Returns those that are still
-        queued.
+        """Returns those of the requests planned on one executor that are still queued.
 
         The caller must call this method once for each executor. The method counts the requests that
-        it returns. So all executors together get no more requests of a class than are queued.
+        it returns, so that all executors together get no more requests of a class than are queued.
         """
         content = Content()
         for kind, count in sorted(counts.items()):
@@ -338,7 +340,7 @@ class _BacklogBuilder:
         self, demand: Demand, owner: SchedulingClass | _Member, request: ResourceRequest
     ) -> int:
         kind = len(self._demands)
-        # Members of gangs may be planned on known executors, and such an executor may align every
+        # Members of gangs can be planned on known executors, and some known executors align every
         # slot.
         if request.topology_constrained or (
             self._state.hosts.indexes.aligning and not isinstance(owner, SchedulingClass)
@@ -366,7 +368,8 @@ class _BacklogBuilder:
             if groups and not self._ledger.admit(groups, need, 1):
                 self._blocked_gangs.append(gang_id)
                 continue
-            # Plan the first gang even if it exceeds the limit. Otherwise it would never be planned.
+            # Plan the first gang even if it exceeds the limit, because otherwise it would never be
+            # planned.
             left -= len(waiting.members)
             if left < 0 and first:
                 break
@@ -383,8 +386,8 @@ class _BacklogBuilder:
         return GangDemand(members, where.placement, where.label, before)
 
     def _is_served(self, scheduling_class: SchedulingClass) -> bool:
-        """Returns True if one request of the class could be served by a pending executor, or by an
-        executor that can be requested.
+        """Returns whether a pending executor, or an executor that can be requested, could serve a
+        request of the class.
         """
         fit = Fit(scheduling_class)
         return any(self._state.elastic.obstacle(name, fit) is None for name in self._names)
@@ -407,8 +410,9 @@ def _runs(
 
     Args:
         scheduling_class: the class.
-        admitted: the largest number of requests for each job queue; None: there is no limit.
-        most: the number of requests that the caller needs. If `admitted` is set, the result may
+        admitted: the largest number of requests for each job queue. If it is None, there is no
+            limit.
+        most: the number of requests that the caller needs. If `admitted` is set, the result can
             have more requests.
     """
     if admitted is not None:
@@ -436,8 +440,8 @@ def _first(intervals: list[_Interval], most: int) -> list[_Interval]:
 
 
 def _entries(queued: list[_Interval], gangs: list[int]) -> tuple[list[Entry], list[int]]:
-    """Returns two lists. The first has pairs (kind, count) in order of arrival. The second has, for
-    each gang, the number of pairs that come before the gang.
+    """Returns two lists. The first list has pairs (kind, count) in order of arrival. The second
+    list has, for each gang, the number of pairs that come before the gang.
 
     Example: requests 1 and 2 are of kind 0, gang 3 follows, and requests 4 and 5 are of kind 0. The
     result is [(0, 2), (0, 2)] and [1].
@@ -451,7 +455,7 @@ def _entries(queued: list[_Interval], gangs: list[int]) -> tuple[list[Entry], li
     for start, end, kind in queued:
         while len(before) < len(gangs) and gangs[len(before)] < start:
             before.append(len(entries))
-        # Entries before and after a gang stay separate, to keep the order of the queue.
+        # Entries before and after a gang are not merged, to keep the order of the queue.
         if entries and entries[-1][0] == kind and before[-1:] != [len(entries)]:
             entries[-1] = (kind, entries[-1][1] + end - start)
         else:
@@ -461,8 +465,8 @@ def _entries(queued: list[_Interval], gangs: list[int]) -> tuple[list[Entry], li
 
 
 def _refused_lately(hosts: Hosts) -> set[SchedulingKey]:
-    """Returns the keys of scheduling classes that an executor with room refused recently. This
-    executor will be tried again soon with such requests.
+    """Returns the keys of scheduling classes that an executor with room refused recently. The
+    scheduler will soon try to place such requests on that executor again.
     """
     return {
         key

@@ -1,5 +1,5 @@
-"""Collects the free capacity of known executors for the plan of new executors. A waiting gang may
-get some members on known executors and the other members on new executors.
+"""Collects the free capacity of known executors for the plan of new executors. The plan can put
+some members of a waiting gang on known executors, and the other members on new executors.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ def free_hosts(
 ) -> Steps[dict[str, Capacity]]:
     """Returns the free capacity of known executors that have room for at least one gang member.
 
-    For each kind of members, the result needs only as many executors as there are members of the
-    kind. But for a gang whose members need the same label value, the result contains all executors
-    with room.
+    For each kind of members, the plan needs at most as many executors as there are members. But for
+    a gang whose members need the same label value, the result contains all executors with room.
 
     Args:
         hosts: all hosts, with indexes that are up to date.
@@ -45,7 +44,7 @@ def free_hosts(
     """
     index = hosts.indexes.main
     members = sum(sum(gang.members.values()) for gang in gangs)
-    # Find the hosts that have room for a member, with the index.
+    # Find the hosts that have room for a member in the index.
     found: set[str] = set()
     for gang in gangs:
         most = None if gang.placement is GangPlacement.SAME_LABEL else members
@@ -53,7 +52,8 @@ def free_hosts(
             demand, before = demands[kind], len(found)
             with_room = (
                 index.ids[at]
-                # The index has no columns for the extra dimensions, so `suits` compares the cpus.
+                # The index has no columns for the extra dimensions (see `planning/topology.py`), so
+                # `suits` compares the cpus.
                 for at in index.covering([amounts_of(demand.pooled), amounts_of(demand.separate)])
                 if hosts[index.ids[at]].carries(demand.labels)
                 and (kind not in constrained or hosts[index.ids[at]].suits(constrained[kind]))
@@ -65,7 +65,7 @@ def free_hosts(
     free: dict[str, Capacity] = {}
     for host_id in sorted(found):
         host = hosts.get(host_id)
-        # The computation may have paused, so the host may have been deleted or changed.
+        # The computation possibly paused, so the host has possibly been deleted or changed.
         if host is not None and host.eligible and (slots := host.spare_slots()):
             free[host_id] = with_counts(_free_of(host, slots), host, constrained, counted_together)
             yield _WORK_PER_HOST

@@ -1,14 +1,16 @@
-"""Runs the planning pass, which requests new executors and gives executors back.
+"""Runs the planning pass, which requests new executors and gives back executors that are not
+needed.
 
 If the queue is long, a pass takes several cycles. Each cycle continues where the last cycle stopped
 (`planning/steps.py`).
 
-A pass starts `plan_interval_ms` after the first cycle that needs a pass. So requests that arrive
-one by one are planned together. And a slot that is being freed can still serve the next request.
-Queued requests are planned again only if the result could differ from the last plan.
+A pass starts `plan_interval_ms` after the first cycle that needs a pass. This delay has two
+effects: requests that arrive one by one are planned together, and a slot that is being freed can
+still serve the next request. Queued requests are planned again only if the result could differ from
+the last plan.
 
 After a restart, no plan is made until the known executors have registered again, because the queued
-requests may fit on them.
+requests possibly fit on them.
 """
 
 from __future__ import annotations
@@ -33,17 +35,17 @@ from resource_manager.engine.scaling.backlog import PATIENCE, more_of, note_tota
 from resource_manager.engine.state import State
 
 _PARTS_MAX = 5_000
-"""The approximate limit for the number of units of a missing amount. The limit keeps the search for
-the cheapest set small.
+"""The approximate limit for the number of units of a missing amount (see `_cheapest`). The limit
+keeps the search for the cheapest set small.
 """
 
 WORK_MAX = 7_000
-"""The limit for the work (`planning/steps.py`) of a planning pass in one cycle. This work takes
-some milliseconds.
+"""The limit for the work (`planning/steps.py`) of a planning pass in one cycle. The work of one
+cycle takes some milliseconds.
 """
 
 MINIMUM = "minimum"
-"""The stored cause of an executor that is requested for the configured minimum, and not for a
+"""The stored cause of an executor that is requested to reach the configured minimum, and not for a
 request.
 """
 
@@ -60,14 +62,14 @@ def provide(state: State) -> None:
     if elastic.next_pass_ms is None and elastic.steps is None:
         elastic.next_pass_ms = state.journal.now_ms + interval_ms
     elif not state.queue_unfinished:
-        # The cycle has not finished the queue. It may still place requests, and these need no new
-        # executor.
+        # While the queue is unfinished, no pass runs: the next cycles can still place requests,
+        # which then need no new executor.
         if elastic.steps is None and state.journal.now_ms >= (elastic.next_pass_ms or 0):
             elastic.steps, elastic.next_pass_ms = _pass(state), None
         if elastic.steps is not None and advance(elastic.steps, WORK_MAX):
             elastic.steps = None
-            # If nothing waits, no provision exists and no amount is missing, another pass would not
-            # change anything. So no further pass is scheduled.
+            # If no request and no gang waits, no provision exists and no amount is missing, another
+            # pass would change nothing. So no further pass is scheduled.
             waiting = state.queue.by_job or state.gangs.waiting
             if waiting or state.provisions or _missing(state.settings, state.provision_moves):
                 elastic.next_pass_ms = state.journal.now_ms + interval_ms
@@ -76,11 +78,12 @@ def provide(state: State) -> None:
 
 
 def _pass(state: State) -> Steps[None]:
-    """Checks provisions, plans for queued requests and for the minimum, and then gives back
-    executors that are not needed.
+    """Checks all provisions, requests executors for queued requests and for the configured minimum,
+    and then gives back executors that are not needed.
     """
     for provision in list(state.provisions.values()):
-        # The pass pauses at each `yield`, so the provision may have been deleted during a pause.
+        # The pass pauses at each `yield`, so the provision has possibly been deleted during a
+        # pause.
         if provision.executor_id in state.provisions:
             _check_provision(state, provision)
             yield 1
@@ -96,8 +99,8 @@ def _pass(state: State) -> Steps[None]:
 
 
 def _check_provision(state: State, provision: Provision) -> None:
-    """Stops a provision in three cases: its executor did not register in time, has been lost for
-    too long, or was deleted by an administrator.
+    """Stops a provision if its executor did not register in time, has been lost for too long, or
+    was deleted by an administrator.
     """
     elastic = state.elastic
     shape = elastic.shapes.get(provision.shape)
@@ -113,7 +116,8 @@ def _check_provision(state: State, provision: Provision) -> None:
         if host is None:
             state.provision_moves.stop(provision, "an administrator deleted the executor")
         elif is_lost(host):
-            # The time of the loss is not stored, so after a restart the count begins again.
+            # The time of the loss is not stored, so after a restart of the resource manager the
+            # timeout begins again.
             since_ms = elastic.lost_since_ms.setdefault(provision.executor_id, state.journal.now_ms)
             if state.journal.now_ms - since_ms >= elastic.provisioning.provided_lost_timeout_ms:
                 seconds = elastic.provisioning.provided_lost_timeout_ms // 1_000
@@ -126,7 +130,7 @@ def _check_provision(state: State, provision: Provision) -> None:
 def _judge_by_use(
     elastic: Elastic, provision_moves: ProvisionMoves, provision: Provision, host: Host
 ) -> None:
-    """Gives the shape of an executor a back-off in two cases: the executor cannot be reached, or it
+    """Gives the shape of an executor a back-off if the executor cannot be reached, or if it
     repeatedly refuses slots. Without the back-off, executors of this shape would be requested and
     given back again and again.
     """
@@ -149,8 +153,9 @@ def _judge_by_use(
 def _are_expected_back(
     journal: Journal, hosts: Hosts, settings: EngineSettings, started: Instant
 ) -> bool:
-    """Returns True while known executors may still register with this resource manager."""
-    # After the lost timeout, the plan waits no longer for executors that have not registered.
+    """Returns whether known executors are still expected to register with this resource manager."""
+    # After the lost timeout, planning does not wait any longer for executors that have not
+    # registered.
     if journal.now_ms >= started.monotonic_ms + settings.lost_timeout_ms:
         return False
     return any(
@@ -160,7 +165,7 @@ def _are_expected_back(
 
 
 def _missing(settings: EngineSettings, provision_moves: ProvisionMoves) -> dict[str, int]:
-    """Returns, by dimension, the amounts that are missing to reach the configured minimum."""
+    """Returns the amounts that are missing to reach the configured minimum, by dimension."""
     least = settings.provisioning.total_min
     if not least:
         return {}
@@ -174,8 +179,8 @@ def _missing(settings: EngineSettings, provision_moves: ProvisionMoves) -> dict[
 
 def _request_minimum(moves: ProvisionMoves) -> None:
     """Requests executors for the configured minimum. The dimensions are handled one after the
-    other. For each, the function requests the cheapest set of executors that provides the missing
-    amount.
+    other. For each dimension, the function requests the cheapest set of executors that provides the
+    missing amount.
     """
     for name in sorted(_missing(moves.settings, moves)):
         # Executors that were just requested for another dimension also provide amounts of this
@@ -208,12 +213,12 @@ def _cheapest(
     if not shapes:
         return []
     unit = gcd(*[shape.total[name] for shape in shapes])
-    # If the common divisor is very small, use a larger unit. Then the amounts of shapes are rounded
-    # down to whole units.
+    # If the common divisor is very small, use a larger unit, and round the amounts of shapes down
+    # to whole units.
     if lack // unit > _PARTS_MAX:
         unit = max(unit, min(lack // _PARTS_MAX, *[shape.total[name] for shape in shapes]))
-    # For `cover`, each unit is one request. If even all permitted executors together are not
-    # enough, all of them are requested.
+    # For `cover`, each missing unit is one request. If even all allowed executors together are not
+    # enough, `cover` chooses all of them.
     offers = [
         Offer([shape.total[name] // unit], [((0, 1),)], max(1, round(shape.cost * COST_UNIT)))
         for shape in shapes
@@ -225,7 +230,7 @@ def _cheapest(
 
 
 def _give_back_surplus(state: State) -> None:
-    """Stops each pending executor that no request needed in two planning passes in a row."""
+    """Stops the pending executors that no request has needed in two planning passes in a row."""
     elastic = state.elastic
     before, elastic.surplus = elastic.surplus, set()
     spare = _Spare(state)
@@ -258,14 +263,14 @@ def _give_back_idle(state: State) -> None:
         if busy or host.executor.state is not ExecutorState.ACTIVE:
             provision.idle_since_ms = None
             continue
-        # If one of these numbers has changed, the host may have had slots between two passes.
+        # If one of these numbers has changed, the host possibly had slots between two passes.
         mark = (host.executor.registration_number, host.executor.command_number)
         if provision.idle_since_ms is None or elastic.idle_marks.get(host.host_id) != mark:
             provision.idle_since_ms = state.journal.now_ms
             elastic.idle_marks[host.host_id] = mark
         idle_ms = state.journal.now_ms - provision.idle_since_ms
-        # Keep an executor in `counted_on`: a planned gang needs it, together with executors that
-        # have not registered yet.
+        # Keep executors in `counted_on`, because a planned gang needs them together with executors
+        # that have not registered yet.
         if idle_ms < timeout_ms or provision.executor_id in elastic.plan.counted_on:
             continue
         total = host.executor.registration.total
@@ -275,8 +280,8 @@ def _give_back_idle(state: State) -> None:
 
 
 def _most_expensive_first(provisions: dict[str, Provision], elastic: Elastic) -> list[Provision]:
-    """Returns provisions by cost, the most expensive first. Of equally expensive provisions, the
-    newest comes first.
+    """Returns provisions in the order of their costs, the most expensive provision first. Of
+    equally expensive provisions, the newest comes first.
     """
     shapes = elastic.shapes
 
@@ -288,16 +293,16 @@ def _most_expensive_first(provisions: dict[str, Provision], elastic: Elastic) ->
 
 
 class _Spare:
-    """The capacity that may be given back without going below the configured minimum."""
+    """The capacity that can be given back without going below the configured minimum."""
 
     def __init__(self, state: State) -> None:
         self._least = state.settings.provisioning.total_min
         self._rest = state.provision_moves.retained_total() if self._least else {}
 
     def has(self, total: Amounts) -> bool:
-        """Returns True if an executor with the amounts `total` may be given back.
+        """Returns whether an executor with the amounts `total` can be given back.
 
-        Only the dimensions of `total` are compared, because other dimensions may already be below
+        Only the dimensions of `total` are compared, because other dimensions can already be below
         the minimum.
         """
         return all(

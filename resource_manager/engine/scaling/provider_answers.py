@@ -1,4 +1,4 @@
-"""Handles the reports of providers about orders to start or stop executors."""
+"""Handles what providers report about orders to start or stop executors."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def provision_started(state: State, event: ProvisionStarted) -> None:
     provision = state.provisions.get(event.executor_id)
     if provision is None:
         return
-    # If the provider returns no handle, keep the known handle.
+    # If the provider has returned no handle, keep the known handle.
     provision.handle = event.handle or provision.handle
-    # The executor may have registered before the provider answered, or the provision may have been
-    # given up.
+    # If the state is not ASKED, the executor registered before the provider answered, or the
+    # provision was given up.
     if provision.state is ProvidedExecutorState.ASKED:
         state.provision_moves.move(provision, ProvidedExecutorState.STARTED, event.message)
         state.provision_moves.record("provision_started", provision, event.message)
@@ -31,11 +31,11 @@ def provision_started(state: State, event: ProvisionStarted) -> None:
 
 
 def provision_failed(state: State, event: ProvisionFailed) -> None:
-    """Gives up a provision whose executor could not be started, and orders the provider to stop
-    everything that the attempt has started.
+    """Gives up a provision whose executor could not be started, and orders the provider to stop all
+    processes that the attempt has started.
     """
     provision = state.provisions.get(event.executor_id)
-    # An executor that has registered works, even if its start command reported a failure.
+    # A failure of the start is ignored if the executor has registered, because the executor works.
     if provision is not None and provision.state in PENDING:
         state.provision_moves.fail(provision, event.message)
 
@@ -46,7 +46,7 @@ def provision_ended(state: State, event: ProvisionEnded) -> None:
     if provision is None:
         return
     message = event.message or "its provider reports that no part of it is left"
-    # An executor of this shape never registered, so other executors of the shape may fail, too.
+    # The executor ended before it registered, so other executors of the shape possibly fail, too.
     if provision.state in PENDING:
         state.provision_moves.back_off(
             provision.shape, f"{provision.executor_id}: ended before it registered: {message}"
@@ -57,7 +57,7 @@ def provision_ended(state: State, event: ProvisionEnded) -> None:
     state.provision_moves.record("provision_ended", provision, message)
     host = state.hosts.get(provision.executor_id)
     if host is not None:
-        # Mark the executor as lost before it is deleted. So the history contains the reason.
+        # Mark the executor as lost before it is deleted, so that the history contains the reason.
         if host.executor.state is not ExecutorState.LOST:
             state.departures.lose_executor(host, f"executor {host.host_id} has ended: {message}")
         state.departures.delete_executor(host)

@@ -1,4 +1,4 @@
-"""Makes texts for people about plans for new executors."""
+"""Writes texts for people about plans for new executors."""
 
 from __future__ import annotations
 
