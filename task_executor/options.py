@@ -26,8 +26,8 @@ class DeviceType:
     command: str = ""  # a command that lists the devices
     # amounts of each device by dimension; the dimension of the type itself is always 100
     capacities: tuple[tuple[str, int], ...] = ()
-    shared: bool = False  # True: a slot can have a part of a device
-    # the NUMA node of all devices; None: the kernel or the command reports the node
+    shared: bool = False  # True if a slot can have a part of a device
+    # the NUMA node of all devices; None if the kernel or the command reports the node
     numa_node: int | None = None
     model: str = ""
     vendor: str = ""
@@ -57,7 +57,7 @@ class TaskExecutorOptions:
     log: LogOptions = field(default_factory=LogOptions)
     labels: tuple[tuple[str, str], ...] = ()  # labels that requests can require
     reserved_cpus: str = ""  # list of the cpus that are reserved for the system
-    reserved_cpus_strict: bool = False  # True: slots in shared pools cannot use the reserved cpus
+    reserved_cpus_strict: bool = False  # True if slots in shared pools cannot use reserved cpus
     # memory reserved for the system; None: 5 % of the host, at least 256 MiB, at most 4 GiB
     reserved_memory_bytes: int | None = None
     # share of the host: the executor uses exactly these cpus and reserves none of them
@@ -81,22 +81,22 @@ class TaskExecutorOptions:
     foreign_gpu_use: str = "auto"
     # groups of GPUs, as described in `task_executor/host/gpu_partitions.py`
     gpu_partitions: tuple[str, ...] = ()
-    # True: a slot with several whole GPUs gets exactly a partition
+    # True if a slot with several whole GPUs must get exactly one partition
     gpu_partitions_only: bool = False
     gpu_parking: str = "off"  # one of the words in `finegrain.devices.parking.MODES`
-    mps: bool = False  # True: run MPS daemons for shared NVIDIA GPUs
+    mps: bool = False  # True to run MPS daemons for shared NVIDIA GPUs
     fake_gpus: str = ""  # name of the machine whose GPUs are simulated; empty: use the real GPUs
-    # policy for the cpus of pinned slots, as a HostBindPolicy; empty: not set
+    # policy for the cpus of pinned slots, as a HostBindPolicy; empty if it is not set
     bind_policy: str = ""
-    # The strategy that chooses the first NUMA node, as a NumaStrategy; empty: it is not set.
+    # The strategy that chooses the first NUMA node, as a NumaStrategy; empty if it is not set.
     numa_strategy: str = ""
-    # how slots are bound to NUMA nodes: a NumaPolicy except Default; empty: it is not set
+    # how slots are bound to NUMA nodes: a NumaPolicy except Default; empty if it is not set
     alignment_policy: str = ""
     # bind policy of requests without a bind policy: a BindPolicy except Default and
-    # ConstrainedBurst; empty: it is not set
+    # ConstrainedBurst; empty if it is not set
     default_bind_policy: str = ""
     # exclusive policy of requests without an exclusive policy: an ExclusivePolicy except Default;
-    # empty: it is not set
+    # empty if it is not set
     default_exclusive_policy: str = ""
     # CPU time that best-effort slots can book, in percent of the CPU time of their pool
     best_effort_percent: int = 100
@@ -131,7 +131,7 @@ class TaskExecutorOptions:
     cgroup_parent: str = ""
     # user that runs the tasks if the daemon runs as root; "" or "self" means root
     task_user: str = "nobody"
-    allow_root_tasks: bool = False  # True: tasks are allowed to run as root
+    allow_root_tasks: bool = False  # True if tasks are allowed to run as root
     task_kill_grace_ms: int = 5_000  # time between SIGTERM and SIGKILL when a task is ended
     # maximum size of the stored output, for each output stream of a task
     output_limit_bytes: int = 64 * 1024 * 1024
@@ -141,10 +141,10 @@ class TaskExecutorOptions:
     # after this time without a resource manager, the executor frees all slots; None: the executor
     # keeps its slots
     orphan_timeout_ms: int | None = 600_000
-    # socket of a helper that runs as a separate systemd unit; None: the front starts a helper
+    # socket of a helper that runs as a separate systemd unit; None if the front starts a helper
     helper_socket: Path | None = None
     # state directory of the helper that runs as a separate unit
     helper_state_dir: Path | None = None
     front_user: str = ""  # the user, besides root, who is allowed to connect to `helper_socket`
-    # True: a planned stop of the executor ends all tasks (`finegrain up` sets this)
+    # True if a planned stop of the executor ends all tasks (`finegrain up` sets this option)
     stop_tasks_on_exit: bool = False

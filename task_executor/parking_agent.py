@@ -54,7 +54,7 @@ def unpark(pids: list[int], device_map: str) -> int:
 
     Args:
         pids: the processes.
-        device_map: "old=new" for UUIDs of GPUs; empty: the processes return to their previous GPUs.
+        device_map: "old=new" for UUIDs of GPUs; empty to move the processes to their previous GPUs.
 
     Raises:
         ParkError: a process could not be moved. Other processes have possibly been moved.

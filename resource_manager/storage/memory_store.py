@@ -54,7 +54,7 @@ class MemoryStore(Store):
 
         Args:
             database: the data, which other stores can share; None: new data.
-            read_only: True: reject all changes.
+            read_only: True to reject all changes.
         """
         self.database = database or MemoryDatabase()
         self._read_only = read_only

@@ -18,11 +18,12 @@ def open_store(
 
     Args:
         url: the database. postgres:// and postgresql+psycopg:// mean the same as postgresql://.
-        create: True: create the database or its schema if it does not exist. With `read_only`,
+        create: True to create the database or its schema if it does not exist. With `read_only`,
             nothing is ever created.
-        upgrade: True: upgrade an older schema if no process leads. False: raise an error if the
+        upgrade: True to upgrade an older schema if no process leads. False to raise an error if the
             schema is older.
-        read_only: True: never write. `lead` and `commit` then raise an error.
+        read_only: True to open the database for reading only. `lead` and `commit` then raise an
+            error.
         lease_ms: only for PostgreSQL: time for which a leadership is valid without renewal; at
             least 100.
 

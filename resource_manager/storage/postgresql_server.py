@@ -102,7 +102,8 @@ def read_lease(connection: Connection, *, lock: bool = False) -> Lease:
 
     Args:
         connection: the connection to read from, with an open transaction.
-        lock: True: no other process can take or renew the lease until the transaction ends.
+        lock: True to lock the row. No other process can then take or renew the lease until the
+            transaction ends.
 
     Raises:
         StoreError: the row is missing (STORE_CORRUPT).
@@ -171,8 +172,8 @@ def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: boo
     Args:
         engine: the database.
         location: the URL of the database, for messages.
-        create: True: create the schema in an empty database.
-        upgrade: True: upgrade an older schema.
+        create: True to create the schema in an empty database.
+        upgrade: True to upgrade an older schema.
 
     Returns:
         The version that the database had before; 0 if it was empty.

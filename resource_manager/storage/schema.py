@@ -104,7 +104,7 @@ def upgrade(url: str, *, dry_run: bool = False) -> Upgrade:
 
     Args:
         url: the database.
-        dry_run: True: only return the steps that would be done.
+        dry_run: True to only return the steps that would be done.
 
     Returns:
         The steps that were done, or would be done.

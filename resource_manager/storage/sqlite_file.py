@@ -52,7 +52,7 @@ def sqlite_engine(path: Path, *, read_only: bool, connections: int) -> Engine:
 
     Args:
         path: the database file. The file must exist.
-        read_only: True: open the file read-only.
+        read_only: True to open the file read-only.
         connections: size of the connection pool.
     """
     mode = "ro" if read_only else "rw"  # never rwc: databases are created under a temporary name

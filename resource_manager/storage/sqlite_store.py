@@ -197,8 +197,9 @@ class SqliteStore(SqlStore):
         return self.damage() + version_findings()
 
     def damage(self) -> list[str]:
-        """Returns the damage found in the file, at most 40 lines; empty: no damage. Reads the whole
-        file.
+        """Returns the damage found in the file, at most 40 lines; empty if there is no damage.
+
+        The method reads the whole file.
         """
         with self._read_connection() as connection:
             found = connection.exec_driver_sql("PRAGMA quick_check(20)").scalars().all()

@@ -42,7 +42,7 @@ class HostCpus:
     reserved: CpuSet = EMPTY  # cpus that the configuration reserves; not in the total
     # Cpus on which the kernel does no load balancing. Some of them can also be reserved.
     isolated: CpuSet = EMPTY
-    # Cpus of each pool; empty: there is only one pool.
+    # Cpus of each pool; empty if there is only one pool.
     pools: tuple[tuple[PoolName, CpuSet], ...] = ()
     memory_nodes: NodeSet = EMPTY  # NUMA nodes that memory can be bound to; empty: not known
     policy: HostPolicy = NO_SETTINGS  # settings from the configuration
@@ -62,8 +62,8 @@ class CpuConditions:
     kubelet_policy: HostPolicy = NO_SETTINGS  # settings that follow from a kubelet
     kubelet: object = None  # the kubelet's complete state, only for reports
     operator_policy: HostPolicy = NO_SETTINGS  # settings that an administrator made at runtime
-    policy_number: int = 0  # number of `operator_policy`; 0: an administrator made no settings
-    # Cpus to which best-effort slots are confined; None: there is no limit.
+    policy_number: int = 0  # number of `operator_policy`; 0 if an administrator made no settings
+    # Cpus to which best-effort slots are confined; None if there is no limit.
     squeezed: CpuSet | None = None
     notes: tuple[str, ...] = ()
 
@@ -71,8 +71,8 @@ class CpuConditions:
 class CpuBinding(NamedTuple):
     """The cpus and memory nodes that a slot is bound to."""
 
-    cpus: CpuSet  # empty: no cpu is left, so the slot stays on its present cpus
-    memory_nodes: NodeSet = EMPTY  # empty: all nodes
+    cpus: CpuSet  # empty if no cpu is left; the slot then stays on its present cpus
+    memory_nodes: NodeSet = EMPTY  # empty means all nodes
 
 
 @dataclass

@@ -64,7 +64,7 @@ class HealthRecord:
 
     Attributes:
         health: the present health.
-        problem: the reason why the device is not healthy; empty: the device is healthy.
+        problem: the reason why the device is not healthy; empty if the device is healthy.
     """
 
     health: DeviceHealth = DeviceHealth.HEALTHY
@@ -106,7 +106,7 @@ class HealthRecord:
 
         Args:
             now_ms: the time of the result.
-            problem: the reason why the device failed the probe; empty: the device works.
+            problem: the reason why the device failed the probe; empty if the device works.
         """
         # If the device has failed again during the probe, the result is no longer valid.
         if self.health is not DeviceHealth.PROBING:

@@ -38,7 +38,7 @@ class _Pool:
         kept: the limit that the pool obeys at present. It is above `limit` until the pool has
             confirmed a lower limit.
         borrows: True if the pool can use more memory than its quota.
-        revoked_at: the time when the pool was ordered to obey a lower limit; None: the pool has
+        revoked_at: the time when the pool was ordered to obey a lower limit; None if the pool has
             confirmed all orders.
     """
 

@@ -70,7 +70,7 @@ class ManagedMemory:
 
         Args:
             key: the slot.
-            task_id: the task that runs the operators; empty: the operators belong to the whole
+            task_id: the task that runs the operators; empty if the operators belong to the whole
                 slot.
             operators: the fraction of each operator, by its id.
 

@@ -44,7 +44,7 @@ class NumberedState:
     slots: tuple[Slot, ...] = ()
     available: Mapping[str, int] = field(default_factory=dict)
     ended: tuple[EndedSlot, ...] = ()
-    cpus: CpuConditions | None = None  # None: the report is `unchanged`
+    cpus: CpuConditions | None = None  # None if the report is `unchanged`
     device_conditions: tuple[DeviceCondition, ...] = ()
 
 
@@ -53,7 +53,7 @@ class ReportLog:
     """Numbers reports, and remembers which reports the RM has acknowledged."""
 
     report_number: int = 0
-    # Report number and table version; None: they are not known.
+    # Report number and table version; None if they are not known.
     _acknowledged: tuple[int, int] | None = None
     _sent: dict[int, int] = field(default_factory=dict)  # report number -> table version
     _answered: int | None = None  # table version of the last report in an answer to a command

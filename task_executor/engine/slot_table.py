@@ -62,7 +62,7 @@ class HostShare:
     total: Amounts
     shared_cpus: CpuSet  # the shared pool, while no cpu is dedicated
     slots_max: int = 0  # maximum number of slots; 0: no limit
-    host_cpus: HostCpus | None = None  # None: only `shared_cpus` is known
+    host_cpus: HostCpus | None = None  # None if only `shared_cpus` is known
     devices: HostDevices = NO_DEVICES  # devices that slots can have
 
 
@@ -245,7 +245,7 @@ class SlotTable:
                 slot.
             profile: the new resource profile.
             cpu_limit_milli: the new limit of CPU time, in thousandths of a core.
-            assignment: the new cpus, NUMA nodes and pools; None: the slot keeps its assignment.
+            assignment: the new cpus, NUMA nodes and pools; None if the slot keeps its assignment.
 
         Returns:
             The outcome. Its error is one of these: ALLOCATION_UNKNOWN; SLOT_NOT_READY (the slot is
@@ -355,7 +355,7 @@ class SlotTable:
 
         Args:
             key: the slot.
-            isolation: the new isolation of the slot; None: it has not changed.
+            isolation: the new isolation of the slot; None if it has not changed.
         """
         slot = self._slots[key]
         if isolation is not None:
@@ -377,7 +377,7 @@ class SlotTable:
 
         Args:
             key: the slot.
-            end_reason: the reason why the slot ends; empty: the RM ordered the end.
+            end_reason: the reason why the slot ends; empty if the RM ordered the end.
 
         Returns:
             The slot; None if the slot does not exist (it was already freed), or is still being

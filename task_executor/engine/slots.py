@@ -63,8 +63,8 @@ class SlotSpec:
     cpus: str = ""  # cpu list: the dedicated cpus, or the part of its pool that the slot can use
     owner: str = ""  # the identity to which the slot is offered, through its job master
     target_address: str = ""
-    resize_number: int = 0  # number of the last resize; 0: the slot was never resized
-    assignment: CpuAssignment | None = None  # None: class LS, in the whole shared pool
+    resize_number: int = 0  # number of the last resize; 0 if the slot was never resized
+    assignment: CpuAssignment | None = None  # None means class LS, in the whole shared pool
     time_limit_ms: int | None = None  # the slot ends after this time; None: no limit
 
     @property
@@ -104,7 +104,7 @@ class SlotSpec:
             number: the number of the resize.
             profile: the new resource profile.
             cpu_limit_milli: the new limit of CPU time.
-            assignment: the new cpus, NUMA nodes and pools; None: the slot keeps its assignment.
+            assignment: the new cpus, NUMA nodes and pools; None if the slot keeps its assignment.
 
         Raises:
             InvalidArgument: the QoS class would change.
@@ -135,8 +135,8 @@ class Slot:
     isolation: Isolation = NOTHING_REPORTED
     # wall clock time at which the slot became ALLOCATED, only for display
     allocated_time_ms: int = 0
-    end_reason: str = ""  # the reason why the slot is FREEING; empty: the RM ordered the end
-    accepted: bool = False  # True: the job master at the target address has accepted the slot
+    end_reason: str = ""  # the reason why the slot is FREEING; empty if the RM ordered the end
+    accepted: bool = False  # True if the job master at the target address accepted the slot
     becoming: SlotSpec | None = None  # the new size during a resize, booked in addition to `spec`
     limited_since_ms: int | None = None  # boot clock time at which the time limit started
     reuse_number: int = 0  # number of the reuse with which the time limit started again

@@ -128,7 +128,7 @@ def quotas(milli: int, limits: Mapping[KeyT, int]) -> dict[KeyT, int]:
 
 
 def pick(count: int, locations: Iterable[CpuLocation]) -> list[int]:
-    """Returns `count` cpus, in the order in which they are taken; empty: there are too few cpus.
+    """Returns `count` cpus, in the order in which they are taken; empty if there are too few cpus.
 
     The function groups the cpus by NUMA node and package, the largest group first. While at least
     two cpus are missing, it takes a pair of threads of one core from each group in turn. Then it

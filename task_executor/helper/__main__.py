@@ -72,7 +72,7 @@ class Helper:
         self.tasks = Tasks(self.loop, config, self.driver, self.send_event)
         self.slots = Slots(state, self.driver, self.tasks.supervisors_of)
         self.kubelet_files = KubeletFiles(config["kubelet_dir"], config["kubelet_config"])
-        self.is_limiting = False  # True: limits of device memory are being set
+        self.is_limiting = False  # True while limits of device memory are being set
         listener = listen(Path(config["socket_path"]), config["front_uid"], config["front_gid"])
         uids = {0, os.geteuid(), config["front_uid"]}
         self.server = FrameServer(self.loop, listener, uids, HELPER_VERBS, self.handle)

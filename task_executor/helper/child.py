@@ -71,7 +71,7 @@ def prepare_for_tasks(*, with_root: bool) -> None:
     fork.
 
     Args:
-        with_root: True: tasks are allowed to run as user 0. A task of user 0 keeps its
+        with_root: True if tasks are allowed to run as user 0. A task of user 0 keeps its
             capabilities.
     """
     # Disable core files, because the core file of a large task could fill the disk of the host.

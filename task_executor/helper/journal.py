@@ -41,7 +41,7 @@ class Journal:
         name: the name of the journal.
 
     Attributes:
-        owner: the facts that identify the supervisor; empty: the supervisor has written nothing
+        owner: the facts that identify the supervisor; empty if the supervisor has written nothing
             yet.
         entries: for each task that was not forgotten, its facts by name.
     """
@@ -52,7 +52,7 @@ class Journal:
         self.entries: dict[str, dict[str, Any]] = {}
         self._fd, self._size, self._reserved = -1, 0, 0
         self._segments = sorted(directory.glob(f"{name}.*{_SUFFIX}"), key=_number)
-        self._is_new = True  # True: the name of the file is possibly not durable yet
+        self._is_new = True  # True if the name of the file is possibly not durable yet
         for path in self._segments:
             self._read(path)
         # A power cut can destroy the line about a start, but not a later line about the same task.

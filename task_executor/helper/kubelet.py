@@ -34,8 +34,8 @@ class KubeletFiles:
     """Reads the files of a kubelet.
 
     Args:
-        directory: the kubelet's directory; None: the host has no kubelet.
-        config: the kubelet's configuration file; None: the kubelet's command line names it.
+        directory: the kubelet's directory; None if the host has no kubelet.
+        config: the kubelet's configuration file; None if the kubelet's command line names it.
         proc: the path of /proc, for tests.
     """
 

@@ -61,8 +61,8 @@ class HelperConfig:
         scratch_root: the directory of scratch directories; None: the temporary directory.
         holder_pid: the process that holds the systemd scope of the slots, if there is a scope.
         detached: True if the helper continues in a fork.
-        kubelet_dir: the kubelet's directory; None: the host has no kubelet.
-        kubelet_config: the kubelet's configuration file; None: its command line names the file.
+        kubelet_dir: the kubelet's directory; None if the host has no kubelet.
+        kubelet_config: the kubelet's configuration file; None if its command line names the file.
     """
 
     state_dir: str

@@ -41,7 +41,7 @@ class TaskOutput:
         directory: the directory of the task.
         limit: the maximum number of bytes to store of each stream.
         gid: the group that can read the logs.
-        holder: the id of the reader that is the holder from the start of the task; None: there is
+        holder: the id of the reader that is the holder from the start of the task; None if there is
             no holder.
     """
 

@@ -140,8 +140,8 @@ class OutputLog:
             keep: see the class.
 
         Returns:
-            The number of bytes that were taken from the pipe; 0: the stream has ended. With `keep`,
-            None means that the log has no room.
+            The number of bytes that were taken from the pipe; 0 if the stream has ended. With
+            `keep`, None means that the log has no room.
 
         Raises:
             BlockingIOError: there are no bytes, and the stream has not ended.

@@ -123,7 +123,7 @@ def process_stat(pid: int) -> ProcessStat | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Returns the start time of a process in clock ticks since boot; None: there is no such
+    """Returns the start time of a process in clock ticks since boot; None if there is no such
     process.
     """
     stat = process_stat(pid)

@@ -27,7 +27,7 @@ class Adopted(NamedTuple):
     Attributes:
         spec: the specification of the task.
         pid: its first process, which the helper reaps.
-        pipes: the descriptors from which its stdout and stderr are read; -1: the stream has ended.
+        pipes: the descriptors from which its stdout and stderr are read; -1 for an ended stream.
         ended: status, CPU microseconds and peak memory in bytes, if the process has ended already.
     """
 

@@ -21,7 +21,7 @@ class Task:
         is_previous: True if an earlier version started the task.
 
     Attributes:
-        exit: the record of the task's end; None: the task has not ended.
+        exit: the record of the task's end; None if the task has not ended.
         link: the supervisor of the task, while it is known and runs.
         source: the supervisor in whose journal the task is.
         journals: the journals, of supervisors that have ended, that contain the task.
@@ -41,7 +41,7 @@ class Task:
         self.journals: list[Journal] = []
         self.is_lost = False
         self.pipes = (-1, -1)
-        # True: the end is reported only after the answer to the start.
+        # True until the start is answered. The end is reported only after this answer.
         self.start_unanswered = False
 
     def describe(self) -> dict[str, Any]:

@@ -269,7 +269,7 @@ class _Search:
         return {Node("c", number, each) for each in minors if each is not None}
 
     def _number(self, path: str, wanted: str) -> int | None:
-        """Returns the number in the line "wanted: number" of a file; None: there is no such
+        """Returns the number in the line "wanted: number" of a file; None if there is no such
         line.
         """
         for line in self._reader.lines(path):

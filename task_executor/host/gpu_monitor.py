@@ -74,7 +74,7 @@ class GpuProcessSample:
 
     pid: int
     kind: ProcessKind
-    memory_bytes: int | None = None  # None: the driver does not report the memory
+    memory_bytes: int | None = None  # None if the driver does not report the memory
 
     @property
     def computes(self) -> bool:
@@ -89,7 +89,7 @@ class GpuSample:
     """One GPU, or one of its MIG instances, at one moment.
 
     Attributes:
-        problem: the reason why the GPU can take no work, and how to repair it; empty: the driver
+        problem: the reason why the GPU can take no work, and how to repair it; empty if the driver
             reports no problem.
         work_lost: True if work on the GPU cannot continue because of the problem.
         recovery_known: True if the driver reports recovery actions. XIDs are then not needed.
@@ -125,8 +125,8 @@ class GpuReading:
             answer.
         at_s: the time of the driver's answer, in seconds of `time.monotonic`.
         gpus: the GPUs by UUID. MIG instances have separate entries.
-        problem: the reason why the driver did not answer; empty: the driver answered. If there is a
-            problem, `gpus` contains the last answer.
+        problem: the reason why the driver did not answer; empty if the driver answered. If there is
+            a problem, `gpus` contains the last answer.
     """
 
     number: int = 0
@@ -313,7 +313,7 @@ class NvmlSession:
         return int(info.used), int(info.total), "", False
 
     def _processes(self, handle: Any) -> tuple[GpuProcessSample, ...] | None:
-        """Returns the processes that have the GPU open; None: the driver does not list them."""
+        """Returns the processes that have the GPU open; None if the driver does not list them."""
         found: dict[int, GpuProcessSample] = {}
         for query, kind in _QUERIES:
             listed = ask(self._nvml, query, handle)

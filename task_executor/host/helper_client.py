@@ -255,7 +255,8 @@ class HelperClient:
         Args:
             allocation_id: the allocation id of the slot.
             generation: the generation of the slot.
-            device_map: "old=new" with UUIDs of GPUs; empty: the processes get the same GPUs again.
+            device_map: "old=new" with UUIDs of GPUs; empty to give the processes the same GPUs
+                again.
 
         Returns:
             The number of processes that this call moved.
@@ -354,7 +355,7 @@ class HelperClient:
             task_id: the id of the task.
             offset: the position of the first byte of `data` in stdin.
             data: the bytes to write.
-            eof: True: close stdin when all of `data` is accepted.
+            eof: True to close stdin when all of `data` is accepted.
 
         Raises:
             FinegrainError: TASK_ENDED, or UNREACHABLE. After UNREACHABLE (the supervisor does not

@@ -23,12 +23,12 @@ class SlotLimits:
         generation: the generation of the slot.
         cpu_milli: the booked CPU, in thousandths of a cpu.
         memory_bytes: the memory limit, a multiple of 64 KiB.
-        cpu_limit_milli: the hard limit of CPU time; None: the same as `cpu_milli`; -1: there is no
-            limit (pinned slots).
+        cpu_limit_milli: the hard limit of CPU time. None means the same value as `cpu_milli`. -1
+            means that there is no limit (pinned slots).
         cpus: the cpus that the slot can use, such as "0-3,8"; "": all cpus.
         mems: the memory nodes that the slot can use; "": all nodes.
         pids_max: the maximum number of processes; None: no limit.
-        best_effort: True: the slot gets CPU time only if no other slot needs it.
+        best_effort: True if the slot gets CPU time only while no other slot needs the CPU time.
         hugepages: the bytes of huge pages by page size ("2MB", "1GB"). The slot cannot use other
             page sizes.
         devices_open: lists of minor numbers ("0-3,8") by kind and major number ("c 195"). For each
@@ -92,10 +92,10 @@ class TaskSpec:
         gid: the group of the task; None: the group of the configured task user.
         stdin: True if input can be written to the task.
         log_limit_bytes: the number of bytes that are stored of each output stream.
-        timeout_ms: the longest run time; None: there is no limit.
+        timeout_ms: the longest run time; None if there is no limit.
         memory_limit_bytes: the memory limit of the task; None: only the limit of the slot applies.
-        output_holder: the reader that must receive all output, so that no output is dropped; None:
-            there is no such reader yet.
+        output_holder: the reader that must receive all output, so that no output is dropped; None
+            if there is no such reader yet.
     """
 
     task_id: str
@@ -358,6 +358,6 @@ _EVENTS: Mapping[str, type[TaskExited | TaskOom]] = {
 
 
 def event(content: Mapping[str, Any]) -> HelperEvent | None:
-    """Returns the decoded event; None: this front does not know the kind of event."""
+    """Returns the decoded event; None if this front does not know the kind of event."""
     kind = _EVENTS.get(content["event"])
     return None if kind is None else FRAMES.from_json(kind, content)

@@ -96,7 +96,7 @@ class HostMeter:
         return _Counters(
             at_s=self._clock(),
             busy_usec=busy_usec(),
-            # None: the host has no disks
+            # `disks` is None if the host has no disks
             disk_read=disks.read_bytes if disks else 0,
             disk_write=disks.write_bytes if disks else 0,
             received=sum(each.bytes_recv for each in outside),

@@ -93,7 +93,7 @@ def _driver_problem() -> str:
 
 
 def _regions(root: Path) -> list[str] | None:
-    """Returns the regions of the dmem controller; None: the kernel has no such controller."""
+    """Returns the regions of the dmem controller; None if the kernel has no such controller."""
     try:
         lines = (root / CAPACITY_FILE).read_text().splitlines()
     except OSError:

@@ -154,7 +154,7 @@ def claim_port(port: int) -> socket.socket | None:
 
 
 def reserve(port: int) -> socket.socket | None:
-    """Returns the socket that claims a port; None: another executor has claimed the port."""
+    """Returns the socket that claims a port; None if another executor has claimed the port."""
     claimed = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         # Abstract names belong to a network namespace, like ports.

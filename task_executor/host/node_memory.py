@@ -15,7 +15,7 @@ from finegrain.topology import HostTopology, NumaNode
 class NodeMemory:
     """Normal memory by node id, for the nodes whose memory this process is allowed to use.
 
-    `total_bytes` is the memory of all default nodes; None: the host does not report it.
+    `total_bytes` is the memory of all default nodes; None if the host does not report it.
     """
 
     default_bytes: dict[int, int]

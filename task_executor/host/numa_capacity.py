@@ -23,7 +23,7 @@ class NumaCapacity:
     memory_bytes: int  # a multiple of 64 KiB
     # Countable resources, sorted by name; amounts of 0 are left out.
     extended: tuple[tuple[str, int], ...]
-    default_memory: bool  # False: another kind of memory, which slots get only on request
+    default_memory: bool  # False for memory that slots get only on request
 
 
 def numa_capacity(

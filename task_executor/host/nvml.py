@@ -47,9 +47,10 @@ class GpuInventory:
 
     gpus: tuple[Gpu, ...] = ()
     links: tuple[GpuLink, ...] = ()
-    absence_reason: str | None = None  # the reason why no GPUs are known; None: the driver answered
+    # the reason why no GPUs are known; None if the driver answered
+    absence_reason: str | None = None
     warnings: tuple[str, ...] = ()
-    # True: the inventory contains the GPUs of all vendors, so no other source is read
+    # True if the inventory contains the GPUs of all vendors; then no other source is read
     complete: bool = False
 
 
@@ -111,7 +112,7 @@ def words_of(error: Exception) -> str:
 
 
 def ask(nvml: Any, name: str, *arguments: Any) -> Any:
-    """Returns the result of an NVML call; None: this GPU or driver does not support the call."""
+    """Returns the result of an NVML call; None if this GPU or driver does not support the call."""
     try:
         return getattr(nvml, name)(*arguments)
     except Exception:  # raises NVMLError of many kinds; old modules raise AttributeError
@@ -132,7 +133,7 @@ def recovery_action(nvml: Any, handle: Any) -> int | None:
 
 
 def repair_of(action: int | None, uuid: str) -> str:
-    """Returns, for a recovery action, how to repair the GPU; empty: no repair is needed, or no
+    """Returns, for a recovery action, how to repair the GPU; empty if no repair is needed, or no
     repair is known.
     """
     if not action:

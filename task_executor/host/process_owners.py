@@ -25,7 +25,7 @@ class ProcessOwner:
     """The owner of a process.
 
     Attributes:
-        slot: the slot of the process; None: the process belongs to no slot of this executor.
+        slot: the slot of the process; None if the process belongs to no slot of this executor.
         is_own: True if the process is a process of the executor itself, or a descendant of such a
             process.
         user: the name or number of the process's user.
@@ -92,7 +92,7 @@ class ProcessOwners:
         return ProcessOwner(None, is_own, user, self._command(folder))
 
     def task_of(self, pid: int, group: str, tasks: Mapping[str, int]) -> str | None:
-        """Returns the id of the task to which a process belongs; None: the process belongs to no
+        """Returns the id of the task to which a process belongs; None if the process belongs to no
         task.
 
         Args:

@@ -104,7 +104,7 @@ class OutputReader:
 
 
 def _start_of(name: str, stream: Stream) -> int | None:
-    """Returns the position at which the segment with this name starts; None: the file is not a
+    """Returns the position at which the segment with this name starts; None if the file is not a
     segment.
     """
     first, _, rest = name.partition(".")

@@ -193,7 +193,7 @@ class Driver:
 
     def __init__(self, kernel: Kernel, base: Group, reason: str = "", fix: str = "") -> None:
         self.kernel, self.base, self.reason, self.fix = kernel, base, reason, fix
-        self.devices_problem = f"{reason}; {fix}"  # empty: device files can be closed
+        self.devices_problem = f"{reason}; {fix}"  # empty if device files can be closed
         self.lock_fds: list[int] = []
         self.unit: Group = {}  # v1: groups by which systemd knows the unit of a process
 

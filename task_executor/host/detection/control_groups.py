@@ -38,7 +38,7 @@ class _Mount:
 
 
 def read_limits(reader: TreeReader) -> Limits:
-    """Returns the limits of this process's control groups; None: a limit is not set."""
+    """Returns the limits of this process's control groups; None if a limit is not set."""
     mounts, version = _mounts(reader)
     groups = _groups(reader)
     cpuset = _cpuset(reader, mounts, groups)

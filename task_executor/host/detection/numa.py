@@ -180,7 +180,7 @@ def _nearest_cpus(reader: TreeReader, node: NumaNode, nodes: dict[int, NumaNode]
 
 
 def distance(node: NumaNode, to_id: int, node_ids: Sequence[int]) -> int | None:
-    """Returns the distance from a node to another node; None: the distance is not known.
+    """Returns the distance from a node to another node; None if the distance is not known.
 
     The columns of the file correspond to the ids of the online nodes. The number of columns can
     differ from the number of nodes, for example because the file includes offline nodes. In this

@@ -34,7 +34,7 @@ _CARD: Final = re.compile(r"card\d+", re.ASCII)
 def read_pci(
     reader: TreeReader, online: CpuSet, nodes: Sequence[NumaNode]
 ) -> tuple[PciDevice, ...] | None:
-    """Returns the devices, sorted by bus id; None: the host has no PCI bus.
+    """Returns the devices, sorted by bus id; None if the host has no PCI bus.
 
     Args:
         reader: reads the files of the host.
@@ -94,8 +94,8 @@ def _physical_function(reader: TreeReader, path: str) -> str:
 
 
 def _port_problem(reader: TreeReader, infiniband: Sequence[str]) -> str:
-    """Returns the reason why an RDMA interface cannot send; empty: a port is active, or no state is
-    known.
+    """Returns the reason why an RDMA interface cannot send; empty if a port is active, or if no
+    state is known.
     """
     states: dict[str, str] = {}
     for name in infiniband:
@@ -146,7 +146,7 @@ def _local_cpus(reader: TreeReader, path: str, online: CpuSet) -> CpuSet | None:
 def _nearest_node(
     reader: TreeReader, path: str, online: CpuSet, nodes: Sequence[NumaNode]
 ) -> int | None:
-    """Returns the id of the node to which the device is attached; None: the node is not known."""
+    """Returns the id of the node to which the device is attached; None if the node is not known."""
     # A host with one node needs no search.
     if len(nodes) < 2:
         return nodes[0].id if nodes else None
@@ -167,7 +167,7 @@ def _nearest_node(
 
 
 def node_of_cpus(cpus: CpuSet, nodes: Sequence[NumaNode]) -> int | None:
-    """Returns the node that has all these CPUs; None: there is no such node."""
+    """Returns the node that has all these CPUs; None if there is no such node."""
     holders = [node.id for node in nodes if not node.cpus.isdisjoint(cpus)]
     return holders[0] if len(holders) == 1 else None
 

@@ -22,7 +22,7 @@ _SCALES: Final[dict[str, Fraction]] = {
 
 
 def parse_quantity(value: Any) -> Fraction | None:
-    """Returns an amount of 0 or more; None: `value` is not such an amount.
+    """Returns an amount of 0 or more; None if `value` is not such an amount.
 
     `value` can be a text, or a number that YAML has already parsed.
     """
@@ -35,12 +35,12 @@ def parse_quantity(value: Any) -> Fraction | None:
 
 
 def cpu_milli(value: Any) -> int | None:
-    """Returns an amount in thousandths of a cpu, rounded up; None: `value` is not an amount."""
+    """Returns an amount in thousandths of a cpu, rounded up; None if `value` is not an amount."""
     quantity = parse_quantity(value)
     return None if quantity is None else ceil(quantity * 1000)
 
 
 def size_bytes(value: Any) -> int | None:
-    """Returns an amount in bytes, rounded up; None: `value` is not an amount."""
+    """Returns an amount in bytes, rounded up; None if `value` is not an amount."""
     quantity = parse_quantity(value)
     return None if quantity is None else ceil(quantity)

@@ -56,7 +56,7 @@ class KubeletState:
     system.
     """
 
-    cpu_manager_policy: str = ""  # "none" or "static"; empty: it is not known
+    cpu_manager_policy: str = ""  # "none" or "static"; empty if it is not known
     cpu_manager_options: tuple[tuple[str, str], ...] = ()  # sorted by name
     topology_manager_policy: str = ""
     topology_manager_scope: str = ""
@@ -105,7 +105,7 @@ class KubeletState:
 
 
 def alignment_of(word: str) -> NumaPolicy | None:
-    """Returns the NUMA policy for a topology manager policy; None: the policy is "none" or an
+    """Returns the NUMA policy for a topology manager policy; None if the policy is "none" or an
     unknown word.
 
     The function accepts the words of the kubelet's configuration, such as single-numa-node. It also
