@@ -25,10 +25,10 @@ In the second row, only one thread of each core is offered. So node 0 offers thr
 9), and both strategies take node 1. In the third row, no node has ten free cpus, so the cpus come
 from the whole package.
 
-There are two differences from Koordinator. First, a slot may have to use NUMA nodes that other
-slots claim. The slot then still avoids the claimed cores on these nodes. Second, cores may have
-different numbers of threads. So a number such as "cpus per node" is the number of the largest node,
-not the average over all nodes. On regular hosts, the two numbers are equal.
+There are two differences from Koordinator. First, if a slot must use NUMA nodes that other slots
+claim, it still avoids the claimed cores on these nodes. Second, cores can have different numbers of
+threads. So a number such as "cpus per node" is the number of the largest node, not the average over
+all nodes. On regular hosts, the two numbers are equal.
 
 The caller must pass only cpus that all required policies allow, because this module does not check
 the required policies.
@@ -75,8 +75,9 @@ class Accumulator:
         self._free = free
         self._core_claimed = core_claimed
         self._node_claimed = node_claimed
-        # Groups are sorted in ascending order. The sign makes MostAllocated begin with few free
-        # cpus, and LeastAllocated with many.
+        # Groups are sorted in ascending order of their free cpus, multiplied by this sign. So
+        # MostAllocated begins with the group that has the fewest free cpus, and LeastAllocated with
+        # the group that has the most.
         self._sign = 1 if strategy is NumaStrategy.MOST_ALLOCATED else -1
         self._exclusive = exclusive
         self._need = 0
@@ -89,7 +90,7 @@ class Accumulator:
         # Without SMT, each core is one cpu, so lists A and B can be used for single threads, too.
         if (whole_cores or layout.per_core == 1) and self._take_whole_cores():
             return self._taken
-        # If whole cores are preferred but missing, lists C and D are skipped.
+        # If whole cores are preferred, but lists A and B have too few, lists C and D are skipped.
         if not whole_cores and self._take_from_one_group():
             return self._taken
         # Each attempt keeps the cpus that stricter attempts took, and adds missing cpus.
@@ -152,8 +153,9 @@ class Accumulator:
         return False
 
     def _take_cores(self, cores: Sequence[int]) -> bool:
-        """Takes the first cpus of these cores, if there are enough. If cores have different numbers
-        of threads, the method prefers cores whose threads add up exactly to the need.
+        """Takes the first cpus of these cores, and returns True. Takes no cpus, and returns False,
+        if the cores have too few cpus. If cores have different numbers of threads, the method
+        prefers cores whose threads add up exactly to the need.
         """
         if _size(cores) < self._need:
             return False
@@ -203,8 +205,8 @@ class Accumulator:
         return False
 
     def _passes(self, at_node_level: tuple[int, int]) -> list[_Pass]:
-        # The strictest attempt comes first: it avoids nodes that other slots claim. The next
-        # attempt avoids cores that other slots claim. The last attempt avoids nothing.
+        # The attempts are ordered, the strictest first. The first attempts avoid the claimed nodes
+        # or cores. The last attempt avoids nothing.
         if self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
             barred: tuple[int, ...] = at_node_level
         elif self._exclusive is ExclusivePolicy.PCPU_LEVEL:
@@ -304,8 +306,9 @@ class Accumulator:
     # Claims, and taking.
 
     def _claimed_cores(self) -> int:
-        """Returns all cpus of cores that slots of this exclusive level claim. The result includes
-        the cpus that were taken so far, because the new slot claims them, too.
+        """Returns all cpus of the cores that slots claim, as far as the claims matter for the
+        exclusive level of the new slot. The cores of cpus that were taken so far are included,
+        because the new slot claims them, too.
         """
         claimed = self._core_claimed | self._taken
         if self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:

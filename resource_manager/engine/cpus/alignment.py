@@ -51,7 +51,7 @@ from resource_manager.engine.model.host_refusal import HostRefusal
 
 
 class Case:
-    """One request on one host."""
+    """One request on one host, for which cpus, nodes and devices are assigned."""
 
     def __init__(
         self, ledger: CpuLedger, request: CpuRequest, resolved: Resolved, candidates: int | None
@@ -60,7 +60,7 @@ class Case:
         self._request = request
         self._resolved = resolved
         self._candidates = candidates  # cpus to choose from; None if the slot runs in shared pools
-        # set if only devices were missing on some nodes
+        # the last refusal because of devices on nodes that have enough of everything else
         self._without_devices: HostRefusal | None = None
 
     def anywhere(self, notes: tuple[str, ...]) -> CpuAssignment | HostRefusal:
@@ -288,7 +288,7 @@ class Case:
     def assigned_on(
         self, needs: Quantities, nodes: Sequence[int], notes: tuple[str, ...]
     ) -> CpuAssignment | None:
-        """Assigns exactly these nodes to the slot. None if the nodes cannot serve it.
+        """Assigns exactly these nodes to the slot. Returns None if the nodes cannot do so.
 
         Args:
             needs: the amounts that the slot needs of nodes.
@@ -365,7 +365,7 @@ def _admits(policy: NumaPolicy, size: int, smallest: int | None) -> bool:
         return size == 1
     if policy is NumaPolicy.RESTRICTED:
         return size == smallest
-    # The empty host needs at least `smallest` nodes, so fewer nodes are not tried.
+    # Even on the empty host, the slot needs `smallest` nodes, so fewer nodes are not tried.
     return policy is NumaPolicy.BEST_EFFORT and size >= (smallest or 1)
 
 

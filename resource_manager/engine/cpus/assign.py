@@ -1,8 +1,8 @@
 """Decides whether one host can serve a slot, and chooses the slot's cpus, NUMA nodes and devices.
 
 This module serves slots of all kinds: slots with dedicated cpus, slots that are aligned to NUMA
-nodes, slots that are bound to the shared pool of one node, slots with devices, and slots with none
-of these. The caller has already checked the amounts of the host as a whole.
+nodes, slots that are bound to the shared pool of one node, slots with devices, and slots without
+such needs. The caller has already checked the amounts of the host as a whole.
 
 Every assignment meets all required policies. A slot is never refused because of a policy that is
 only preferred. If such a policy cannot be met, the assignment has a note about it.
@@ -56,7 +56,7 @@ def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | Hos
 
 def _among_neighbors(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | HostRefusal:
     """Returns the assignment that meets all required rules about neighbors, and as many preferred
-    rules as possible. If there is no such assignment, the result is the refusal.
+    rules as possible. If there is no such assignment, the result is a refusal.
     """
     rules = request.policy.neighbors
     preferred = [rule for rule in rules if not rule.required]

@@ -21,7 +21,7 @@ from resource_manager.engine.devices.layout import DeviceLayout
 from resource_manager.engine.model.host_refusal import HostRefusal
 
 ANSWERS_KNOWN_MAX = 16_384
-"""Largest number of cached results, each for one request on one kind of host."""
+"""The largest number of cached results. Each result is for one request on one kind of host."""
 
 _HOSTS_KNOWN_MAX = 1_024
 

@@ -36,8 +36,8 @@ from resource_manager.engine.cpus.merge import Hint
 from resource_manager.engine.cpus.numa import MILLI, memory_positions, positions
 
 NODES_ENUMERATED_MAX: Final = 8
-"""On hosts with more nodes than this, only some masks are tried: single nodes, pairs within a
-package, whole packages and all nodes.
+"""The largest number of nodes for which all masks are tried. On hosts with more nodes, only some
+masks are tried: single nodes, pairs within a package, whole packages and all nodes.
 """
 
 SCORE_MAX: Final = 1000
@@ -75,8 +75,8 @@ class Quantities:
         return [(at, available[at]) for at in self.places(dimension, nodes)]
 
     def places(self, dimension: str, nodes: Iterable[int]) -> tuple[int, ...]:
-        """Returns the nodes that give a dimension if the cpus are on `nodes`. Memory may come from
-        another node, because some nodes have only cpus.
+        """Returns the nodes that give a dimension if the cpus are on `nodes`. The memory can come
+        from other nodes, because some nodes have only cpus.
         """
         if dimension == MEMORY_BYTES:
             return memory_positions(self.layout, nodes)
@@ -97,8 +97,8 @@ class Quantities:
 
         With LeastAllocated and DistributeEvenly, the score is the mean of the free parts of all
         dimensions. With MostAllocated, the score is the mean of the taken parts. If only some cpus
-        meet the preferred policies, nodes with enough such cpus get the upper half of the range,
-        and other nodes the lower half.
+        meet the preferred policies, nodes with enough such cpus get a score in the upper half of
+        the range, and other nodes get a score in the lower half.
         """
         total = 0
         for dimension, need in self.need.items():
@@ -174,8 +174,8 @@ def quantities(
             available[name] = [ledger.available(at, name) for at in every]
             capacity[name] = [ledger.capacity(at, name) for at in every]
     if nodes is None:
-        # Best-effort slots also run on nodes where all cpus are reserved, if the reserved cpus are
-        # still in the shared pool.
+        # Best-effort slots also run on nodes where all cpus are reserved, if these cpus are still
+        # in the best-effort pool.
         usable = ledger.pool_cpus if BEST_EFFORT_CPU_MILLI in amounts else ledger.pinnable
         nodes = (at for at in layout.cpu_nodes if layout.nodes[at].mask & usable)
     return Quantities(layout, strategy, need, available, capacity, tuple(nodes), preferred_cpus)
@@ -270,8 +270,8 @@ def _some_masks(layout: CpuLayout, nodes: tuple[int, ...]) -> Iterator[tuple[int
 @lru_cache(16_384)
 def remoteness(layout: CpuLayout, mask: int) -> int:
     """Returns a measure of how far apart the nodes of a mask are: the sum of the distances between
-    all pairs of its nodes. It is 0 if the distances are unknown. Only masks of equal size can be
-    compared in this way.
+    all pairs of its nodes. The sum is 0 if the distances are unknown. Sums can be compared only
+    between masks of equal size.
     """
     nodes = positions(mask)
     return sum(

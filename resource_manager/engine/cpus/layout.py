@@ -1,7 +1,7 @@
 """Describes the layout of one host's cpus: cores, NUMA nodes and packages.
 
 `Core.mask` has those threads of a core that are online and that the executor is allowed to use. A
-core may have any number of threads. Reserved threads stay in the mask of their core. So a core with
+core can have any number of threads. Reserved threads stay in the mask of their core. So a core with
 a reserved thread is never a *whole* core for a slot.
 
 A layout never changes. Equal hosts share one layout object, so the object can be the key of caches.
@@ -25,7 +25,7 @@ LAYOUTS_KNOWN_MAX: Final = 1_024  # number of cached layouts; a cluster has few 
 
 Row = tuple[int, int, int, int] | tuple[int, int, int, int, int]
 """The number of a cpu, of its core, of its NUMA node and of its package. The optional last number
-is that of the group of cpus that share a last-level cache.
+is the number of the group of cpus that share a last-level cache.
 """
 
 _ONLY: Final = PoolName(0, 0)
@@ -52,7 +52,7 @@ class Node:
 
     id: int
     mask: int
-    # positions of the node's packages; several if the node spans packages
+    # positions of the node's packages; a node can span several packages
     packages: tuple[int, ...] = ()
     memory_bytes: int = 0  # memory that slots may have
     extended: tuple[tuple[str, int], ...] = ()  # the node's countable resources, by name
@@ -206,7 +206,7 @@ class CpuLayout:
         return first
 
     def without(self, offline: int) -> CpuLayout:
-        """Returns the layout without the offline cpus. The cores of offline cpus have fewer
+        """Returns the layout without the offline cpus. The cores of offline cpus then have fewer
         threads, or are left out.
 
         If no cpu is offline, the method returns this layout. It also returns this layout if every
@@ -313,7 +313,7 @@ def _assembled(
             position.get(node, 0),  # a core without a node belongs to the first node
             kinds[kind],
             cache,
-            PoolName(label, max(node, NODE_UNKNOWN)),  # all unknown nodes have the same label
+            PoolName(label, max(node, NODE_UNKNOWN)),  # all unknown nodes have the same number
         )
         for mask, label, node, kind, cache in parts
     )
@@ -369,7 +369,7 @@ def _memory_node(at: int, nodes: Sequence[Node], with_cpus: set[int]) -> int:
     nodes, a node with cpus comes first.
     """
     home = nodes[at]
-    # If no node reports memory, each node counts as if it used its own memory.
+    # If no node reports memory, each node counts as if its cpus used its own memory.
     if home.memory_bytes or not any(node.memory_bytes for node in nodes):
         return at
     distances_known = len(home.distances) == len(nodes)

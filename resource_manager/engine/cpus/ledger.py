@@ -1,5 +1,5 @@
-"""The ledger of the cpus and NUMA nodes of one host: their capacity, and the parts of the capacity
-that slots hold.
+"""Keeps the ledger of the cpus and NUMA nodes of one host: their capacity, and the parts of the
+capacity that slots hold.
 
 The ledger contains no placement policy. A change costs a few operations on integers, independent of
 the size of the host. Numbers that depend on all slots are computed at most once per `version`.
@@ -207,12 +207,12 @@ class CpuLedger:
 
     @property
     def shared_cpus(self) -> int:
-        """The shared pool, including cpus that are reserved but shared."""
+        """The shared pool, including reserved cpus that are not strictly reserved."""
         return self.pool_cpus & ~self.pinned
 
     @property
     def best_effort_cpus(self) -> int:
-        """The best-effort pool, including cpus that are reserved but shared."""
+        """The best-effort pool, including reserved cpus that are not strictly reserved."""
         return self.pool_cpus & ~self.exclusive
 
     @property
@@ -245,7 +245,9 @@ class CpuLedger:
         return self._used[node].get(dimension, 0)
 
     def available(self, node: int, dimension: str) -> int:
-        """Returns the amount of a node that slots in shared pools can still get; at least 0."""
+        """Returns the amount of a node that slots in shared pools can still get, which is at least
+        0.
+        """
         if dimension == CPU_MILLI:
             # Pools also contain reserved cpus that are not strictly reserved. These cpus are not
             # promised to slots, so they are not counted.
@@ -345,7 +347,7 @@ class CpuLedger:
             KeyError: the ledger does not have the slot.
         """
         if self.holdings[key] == assignment:
-            self.holdings[key] = assignment  # the assignments are equal, but their notes may differ
+            self.holdings[key] = assignment  # the notes of equal assignments can differ
             return
         # `remove` can end the tolerance while the slot is missing, so the tolerance is saved first.
         tolerated, policy = self._overdrawn, self.neighbors.get(key)

@@ -1,11 +1,11 @@
 """Merges the hints of all resources of a slot into one mask of NUMA nodes.
 
 Source: the Topology Manager of the kubelet (`HintMerger` in
-pkg/kubelet/cm/topologymanager/policy.go of Kubernetes) and its copy in Koordinator. Both try all
-combinations of hints, and intersect the masks of each combination. In this module, a mask is a
-candidate only if every resource has a hint for exactly this mask or for any nodes. The reason is
-that all resources of the slot must be on the nodes of the mask, and an intersection of two masks
-can be too small.
+pkg/kubelet/cm/topologymanager/policy.go of Kubernetes) and its copy in Koordinator. The kubelet and
+Koordinator try all combinations of hints, and intersect the masks of each combination. In this
+module, a mask is a candidate only if every resource has a hint for exactly this mask or for any
+nodes. The reason is that all resources of the slot must be on the nodes of the mask, and an
+intersection of two masks can be too small.
 
 Candidates are ordered by these keys: preferred masks first, then fewer nodes, then closer nodes,
 then the higher score, then the lower bits of the mask.
@@ -52,7 +52,7 @@ class Merged:
 
     admitted: bool
     mask: int | None = None  # None if the slot is not bound to nodes, or is not admitted
-    preferred: bool = False  # every resource prefers the mask
+    preferred: bool = False  # True if every resource prefers the mask
     unserved: tuple[str, ...] = ()  # resources that no mask can serve
 
 
@@ -185,11 +185,11 @@ _WIDEST = 1 << 30  # more than any number of nodes
 
 
 def _candidates(resources: list[_Resource]) -> Iterable[int | None]:
-    """Returns the masks for which all resources may have hints.
+    """Returns the masks for which all resources can possibly have hints.
 
     Some resources have hints only for particular masks. A candidate must be among the masks of each
-    such resource. So the function returns the masks of that resource among them which has the
-    fewest masks. If there is no such resource, the function returns all masks, and None for any
+    such resource. So the function returns the masks of only one such resource: the resource with
+    the fewest masks. If there is no such resource, the function returns all masks, and None for any
     nodes.
     """
     demanding = [resource.masks for resource in resources if resource.anywhere is None]

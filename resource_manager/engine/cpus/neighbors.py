@@ -2,7 +2,7 @@
 
 A required rule `apart` counts in both directions. A slot does not go near slots that its own rules
 exclude, and not near slots whose rules exclude it. A slot without dedicated cpus and without NUMA
-nodes counts as if it were on all cpus of the host.
+nodes counts as a slot on all cpus of the host.
 
 Example: node 0 has cpus 0-7, node 1 has cpus 8-15. Slot `a` has the label app=db and cpus 0-1. A
 slot that must be near app=db at level numa may have cpus 0-7. A slot that must be apart from app=db
@@ -24,7 +24,7 @@ from resource_manager.engine.model.entities import SlotKey
 from resource_manager.engine.model.host_refusal import HostRefusal
 
 ZONES_MAX = 256
-"""The largest number of sets of cpus that are tried for one slot."""
+"""The largest number of sets of cpus that the module tries for one slot."""
 
 SLOTS_NAMED_MAX = 3
 """The largest number of slots that one refusal names."""

@@ -60,8 +60,8 @@ def take_packed(
 
 
 def node_order(layout: CpuLayout, free: int) -> list[int]:
-    """Returns the masks of the NUMA nodes with free cpus. The package or node with the fewest free
-    cpus comes first.
+    """Returns the masks of the NUMA nodes with free cpus, in the order in which cpus are packed:
+    nodes with few free cpus come first, and nodes of one package stay together.
     """
     packing = _Packing(layout, free, 0)
     return packing.outer() if packing.nodes_are_outer else packing.inner()
@@ -100,7 +100,7 @@ def even_shares(
         layout: the host.
         free: the cpus to choose from.
         need: number of cpus.
-        group: cpus that are taken together.
+        group: the number of cpus that are taken together.
     """
     # Each share is a multiple of the group, so the need must be a multiple, too.
     if need < 1 or need % group or need > free.bit_count():
@@ -170,8 +170,8 @@ class _Packing:
         return self._fullest_first(self._nodes if self.nodes_are_outer else self._packages)
 
     def inner(self) -> list[int]:
-        """Returns the groups of the smaller kind that have free cpus. They are sorted first by the
-        larger groups that contain them, and then by the number of free cpus.
+        """Returns the groups of the smaller kind that have free cpus. The groups are sorted first
+        by the larger groups that contain them, and then by the number of free cpus.
         """
         inner = self._packages if self.nodes_are_outer else self._nodes
         return _without_repeats(
@@ -254,7 +254,8 @@ class _Packing:
         free = cache & self._free
         cores = [core & free for core in self._layout.core_masks if core & free]
         part = 0
-        # The number of cores is rounded up, because only a part of the last core may be needed.
+        # The number of cores is rounded up, because possibly only a part of the last core is
+        # needed.
         for core in cores[: -(-self._need // per_core)]:
             part |= core
         # Only the last core can have more threads than needed. The highest threads of this core are

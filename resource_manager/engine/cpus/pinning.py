@@ -101,7 +101,7 @@ def pick(ledger: CpuLedger, resolved: Resolved, cpus: int) -> Taken | Short:
 
 
 def pick_on(ledger: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[int]) -> Taken | None:
-    """Takes cpus on several NUMA nodes, split over them as evenly as possible.
+    """Takes cpus on several NUMA nodes, as evenly as possible.
 
     Args:
         ledger: the cpu ledger of the host.
@@ -123,7 +123,7 @@ def pick_on(ledger: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[in
         split_up = _pick_split(ledger, resolved, here, nodes)
         if split_up is not None:
             return split_up
-    # If the even split fails, all nodes are tried together. This result may be less even.
+    # If the even split fails, all nodes are tried together. This result can be less even.
     found = pick(ledger, resolved, here)
     return None if isinstance(found, Short) else found
 
@@ -154,7 +154,7 @@ def _cpus_per_node(
     """
     masks = [(at, layout.nodes[at].mask & cpus) for at in nodes]
     unit = layout.per_core
-    # The parts are multiples of one unit only if all cores are equal.
+    # Numbers of whole cores are multiples of one unit only if all cores have equally many threads.
     if resolved.bind is BindPolicy.FULL_PCPUS and layout.uniform_cores:
         whole = layout.whole(cpus)
         counts = [(at, (mask & whole).bit_count()) for at, mask in masks]
@@ -239,7 +239,7 @@ def _without_promised_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> 
     for at in ledger.layout.cpu_nodes:
         spare = ledger.pool_spare(at, resolved.qos)
         here = cpus & ledger.pool_cpus & ledger.layout.nodes[at].mask
-        # The slot could take up to `count` cpus here, but only `spare` cpus may be taken.
+        # The slot could take up to `count` cpus of this node, but it may take only `spare` cpus.
         if spare < min(resolved.count, here.bit_count()):
             cpus &= ~_least_needed(ledger.layout, resolved, here, here.bit_count() - spare)
     return cpus

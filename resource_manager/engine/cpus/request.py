@@ -1,5 +1,5 @@
-"""Defines the needs of one slot on a host: cpus, NUMA nodes and devices. Also defines the reasons
-for which a host refuses a slot.
+"""Defines what one slot needs on a host (cpus, NUMA nodes and devices), and the reasons for which a
+host refuses a slot.
 """
 
 from __future__ import annotations

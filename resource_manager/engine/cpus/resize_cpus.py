@@ -89,7 +89,8 @@ def grow(
     if isinstance(others, Short):
         return others
     cpus = current | added | others
-    # The slot's present cpus may violate the policy, for example because settings have changed.
+    # The slot's present cpus possibly violate the policy, for example because settings have
+    # changed.
     if request.bind_required and not holds(layout, cpus, request.bind):
         return Short(ShortOf.WHOLE_CORES, more, layout.whole(free).bit_count())
     return Taken(cpus, reached(layout, cpus, claims, request.exclusive))
@@ -167,8 +168,8 @@ def _near(
     for package in layout.packages:
         if package.mask & current:
             around |= package.mask
-    # The scopes are ordered from near to far. A dict removes repetitions, because scopes may be
-    # equal on small hosts.
+    # The scopes are ordered from near to far. On small hosts, scopes can be equal, and the dict
+    # removes repetitions.
     scopes = dict.fromkeys((layout.nodes_touched(current), around, layout.cpus))
     for offered in offers(layout, free, claims, request):
         for scope in scopes:

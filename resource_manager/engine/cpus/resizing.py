@@ -117,7 +117,7 @@ def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
 
 
 class _ResizeCase:
-    """One slot and its requested size."""
+    """One slot and its requested size, for which the assignment is computed."""
 
     def __init__(
         self, ledger: CpuLedger, key: SlotKey, current: CpuAssignment, request: CpuRequest

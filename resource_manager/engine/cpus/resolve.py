@@ -2,12 +2,12 @@
 
 - A policy of the request has priority over the host's defaults.
 - A bind policy or alignment that the host demands is required for every slot.
-- If request and host require different policies, the slot is refused on this host.
+- If the request and the host require different policies, the host refuses the slot.
 - A policy that is only preferred is dropped if it conflicts with a setting of the host. The slot
   then gets a note.
 
 Only the QoS class decides whether a slot has dedicated cpus. The settings of a host have no effect
-on this.
+on this decision.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def resolve(
         layout: the host.
 
     Source: Koordinator's nodenumaresource (`plugin.go`, `util.go`), without priority classes and
-    without pinning by host policy. The choice between preferred and required NUMA policies was
-    added here.
+    without pinning by host policy. The choice between preferred and required NUMA policies is an
+    addition of this module.
     """
     # The service accepts pinned slots only with whole numbers of cpus, so this division has no
     # remainder.

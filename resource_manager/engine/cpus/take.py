@@ -11,9 +11,9 @@ nodenumaresource, see `accumulator.py`), with these exceptions:
   this level cannot be met either, the slot gets no exclusive policy.
 - `DistributeEvenly` distributes cpus like the kubelet (see `packed.py`). If no even distribution
   exists, cpus are packed. If the bind policy is SpreadByPCPUs, they are spread instead.
-- Cores may have different numbers of threads. `FullPCPUs` then searches for cores whose threads add
-  up exactly to the need. Cores of one kind are preferred to a mixture of kinds. The kind that
-  contains the lowest cpu comes first.
+- If cores have different numbers of threads, `FullPCPUs` searches for cores whose threads add up
+  exactly to the need. Cores of one kind are preferred to a mixture of kinds. The kind that contains
+  the lowest cpu comes first.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ def _by_strategy(
     cpus: int | None = None
     if request.strategy is NumaStrategy.DISTRIBUTE_EVENLY:
         cpus = _evenly(layout, free, claims, request)
-    # Even shares may split cores, so a required policy is checked afterwards.
+    # Even shares can split cores, so a required bind policy is checked afterwards.
     if cpus is None or not _keeps_required(layout, cpus, request):
         cpus = _accumulator(layout, free, claims, request).take(request.need, request.whole_cores)
     # If cores have different numbers of threads, the accumulator can split a core. If whole cores
@@ -359,8 +359,8 @@ def offers(
 
 
 def _widest(layout: CpuLayout, cpus: int) -> int:
-    """Returns the cpus of the cores with the most threads, because only equal cores give equal
-    groups.
+    """Returns the cpus of the cores with the most threads. Cores with fewer threads are left out,
+    because only cores with equally many threads give equal groups.
     """
     if layout.uniform_cores:
         return cpus

@@ -1,6 +1,6 @@
 """Checks whether some whole cores of a host together have exactly a given number of threads.
 
-If each core has 2 threads, every even number is possible. Cores may also have different numbers of
+If each core has 2 threads, every even number is possible. Cores can also have different numbers of
 threads, for example because threads are offline. Example: three cores with 1, 4 and 4 threads can
 give 1, 4, 5, 8 or 9 threads. The number of threads of a core is called its width.
 """

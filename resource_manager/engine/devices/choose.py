@@ -191,7 +191,8 @@ class _Choice:
         self._groups = list(dict.fromkeys(devices[at].pcie_group for at, _ in near))
 
     def devices_beside(self, others: Iterable[DeviceRequest]) -> Given | HostRefusal:
-        """Returns the devices for a slot that also requests devices of other types near them.
+        """Returns the devices for a slot whose other requests are for devices of other types near
+        these devices.
 
         If possible, the devices are taken from PCIe groups where each of the other types has a free
         device. Otherwise the devices are taken from any PCIe groups. The later choice of devices of
@@ -278,7 +279,7 @@ class _Choice:
         return [(at, ()) for at in chosen] if chosen else self._out_of_scope(suited)
 
     def _scopes(self, suited: Iterable[int]) -> tuple[int, ...]:
-        """Returns sets of GPUs, in order of id. All GPUs of the slot must come from one set."""
+        """Returns sets of GPUs. All GPUs of the slot must come from one of these sets."""
         scope = self._request.scope
         if not scope:
             return (bits_of(suited),)

@@ -25,8 +25,8 @@ from finegrain.devices.device import (
 from finegrain.devices.request import DeviceRequest
 
 Quality = tuple[int, int]
-"""How well the GPUs of a set are connected, as a pair: the value of the worst pair of GPUs, and the
-sum over all pairs of GPUs.
+"""Two numbers that say how well the GPUs of a set are connected: the value of the worst pair of
+GPUs, and the sum of the values of all pairs of GPUs.
 """
 
 SETS_COMPARED_MAX: Final = 2_000
@@ -85,9 +85,9 @@ class DeviceLayout:
         """Returns the positions of the `count` best connected GPUs. The result is empty if no part
         has enough GPUs.
 
-        Several sets may be equally well connected. Then the method takes the set that leaves the
-        best connected sets of 8, 4 and 2 GPUs among the remaining GPUs. On a tie, it takes the set
-        with the lowest minors. So a single GPU is usually taken near GPUs that are already in use.
+        If several sets are equally well connected, the method takes the set that leaves the best
+        connected sets of 8, 4 and 2 GPUs among the remaining GPUs. On a tie, it takes the set with
+        the lowest minors. So a single GPU is usually taken near GPUs that are already in use.
 
         Example: GPUs 0 to 3 are on one NUMA node, GPUs 4 to 7 on another node, and GPU 1 is in use.
         A request for one GPU gets GPU 0, so that GPUs 4 to 7 stay together. A request for two GPUs

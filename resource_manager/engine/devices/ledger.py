@@ -1,4 +1,4 @@
-"""The ledger of the devices of one host: their capacity, the shares of slots, and the free
+"""Keeps the ledger of the devices of one host: their capacity, the shares of slots, and the free
 amounts.
 """
 
@@ -153,8 +153,8 @@ class DeviceLedger:
         return DeviceLedger(self.layout)
 
     def tolerate(self) -> None:
-        """Accepts that slots now have more than the capacity of some devices. Slots can have too
-        much if a device has become smaller.
+        """Accepts that slots now have more than the capacity of some devices. Slots can have such
+        shares if a device has become smaller.
         """
         self.tolerated = self._overcommitted()
 

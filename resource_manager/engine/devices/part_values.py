@@ -1,4 +1,5 @@
-"""Defines how valuable parts of a GPU are for later requests. Hosts are ranked by these values.
+"""Defines how valuable parts of a GPU are for later requests. Placement ranks hosts by these
+values.
 
 The value of a part is a number from 0 to 1000 that depends on its size in hundredths of a GPU. A
 whole GPU has the value 1000. A placement *strands* value if the value that the GPU loses is higher

@@ -32,7 +32,7 @@ class DeviceBlocker(HostBlocker):
     DEVICE_UNUSABLE = "DEVICE_UNUSABLE"
     # too few devices get new slots, because pods or processes outside slots use them
     FOREIGN_USE = "FOREIGN_USE"
-    # no free devices at the PCIe groups of the slot's other devices
+    # there are no free devices at the PCIe groups of the slot's other devices
     DEVICES_NOT_NEAR = "DEVICES_NOT_NEAR"
     DEVICES_SPREAD = "DEVICES_SPREAD"  # the free devices are not at one NUMA node or PCIe group
     PARTITION_IN_USE = "PARTITION_IN_USE"  # no partition is completely free

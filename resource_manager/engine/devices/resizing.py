@@ -4,7 +4,7 @@ A resize does not move a slot. The slot keeps its devices, and only its share of
 changes. Only parking and unparking change the devices themselves (`parking.py`).
 
 Example: a slot has half of GPU 0, and another slot has a quarter of GPU 0. The first slot can grow
-to three quarters. For a larger share it has to wait, even if GPU 1 is free.
+to three quarters. For a larger share, the first slot has to wait, even if GPU 1 is free.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def with_devices_of(
         before: the present profile.
         profile: the new profile. A profile without GPUs parks a slot that has GPUs, and a profile
             with GPUs unparks a parked slot.
-        ledger: the device ledger of the slot's host; it contains the present shares of the slot.
+        ledger: the device ledger of the slot's host, including the present shares of the slot.
     """
     requests = {each.type: each for each in profile.devices}
     if GPU not in requests:

@@ -147,7 +147,9 @@ def _division_count(sizes: tuple[int, ...]) -> int:
 
 
 def _quality(layout: DeviceLayout, groups: Groups) -> Quality:
-    """Returns the value of the worst pair within a set, and the sum over all pairs within sets."""
+    """Returns the value of the worst pair of GPUs within a set, and the sum of the values of all
+    pairs within sets.
+    """
     qualities = [layout.quality(each) for each in groups if each.bit_count() > 1]
     worst = min((each[0] for each in qualities), default=0)
     return worst, sum(each[1] for each in qualities)

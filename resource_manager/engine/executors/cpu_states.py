@@ -1,5 +1,5 @@
-"""Applies changes of hosts' cpus: settings of administrators, and the cpu states that executors
-report.
+"""Applies changes that affect the cpus of hosts: settings of administrators, and the cpu states
+that executors report.
 
 The capacity of the host changes at once, and queued requests are tried again. Existing slots do not
 change. If a slot loses dedicated cpus, one event reports the loss, and another event reports when
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 
 def adopt_settings(state: State, host: Host) -> None:
-    """Applies changed settings of the host, or of the cluster, to the host."""
+    """Applies the present settings of the host and of the cluster to the host, after settings have
+    changed.
+    """
     host.operator_policy = policy_for(state.host_settings, host.host_id)
     host.cluster_policy = cluster_policy(state.host_settings, state.settings.cluster_policy)
     host.cordons = cordons_for(state.host_settings, host.host_id)
@@ -80,7 +82,7 @@ def settle_host(state: State, host: Host) -> None:
     host.
     """
     if not host.settle_cpus():
-        return  # capacity, queue and refusals need no update
+        return  # nothing has changed, so capacity, queue and refusals need no update
     state.usage.total_changed(host)
     state.rejection_clock.restart(state.journal.now_ms)
     for refusal in host.refusals.values():

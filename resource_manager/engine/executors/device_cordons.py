@@ -1,5 +1,5 @@
-"""Handles cordons of devices. With a cordon, an administrator stops new work on one device. Without
-the cordon, new work is allowed again.
+"""Handles cordons of devices. With a cordon, an administrator stops new work on one device. When
+the cordon ends, new work is allowed again.
 
 A cordon is stored with the settings of the host, by type and UUID of the device. So the cordon
 still applies after a restart of the resource manager, and while the executor is lost. The cordon
@@ -27,7 +27,7 @@ from resource_manager.engine.state import State
 
 def cordon_device(state: State, event: DeviceCordoned) -> Cordon:
     """Cordons a device. The device then gets no new slots. If the device is cordoned already, the
-    reason is replaced.
+    new cordon replaces the old cordon with its reason.
 
     Raises:
         NotFound: there is no such executor, or the executor has no such device.
@@ -103,8 +103,8 @@ def _store(state: State, host: Host, cordons: tuple[Cordon, ...]) -> None:
     before = state.host_settings.get(host.host_id)
     if before is None:
         before = HostSetting(host.host_id, NOTHING_SET, 0, state.journal.at.time_ms)
-    # The number of the settings does not change, because it counts only changes that the executor
-    # must apply.
+    # The number of the settings does not change, because only changes that the executor must apply
+    # increase the number.
     setting = replace(before, cordons=cordons)
     state.host_settings[host.host_id] = setting
     state.changes.host_setting(setting)

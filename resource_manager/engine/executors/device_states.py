@@ -84,7 +84,7 @@ class DeviceReporter:
     def _report_health(self, host: Host, new: DeviceCondition) -> None:
         name = _name(host, (new.type, new.uuid))
         if new.health is DeviceHealth.PROBING:
-            # Jobs get no event, because nothing has changed for their slots.
+            # Jobs get no event, because a probe changes nothing for their slots.
             message = f"{name}: {new.problem}"
             self.journal.cluster_event("device_probing", executor_id=host.host_id, message=message)
             return
@@ -116,7 +116,7 @@ def _by_key(conditions: Iterable[DeviceCondition]) -> dict[DeviceKey, DeviceCond
 
 
 def _slots_on(host: Host, key: DeviceKey) -> Iterator[Slot]:
-    """Yields the slots that have a device and are not being freed."""
+    """Yields the slots that have a share of a device and are not being freed."""
     for slot in host.slots.values():
         if slot.state is SlotState.FREEING or slot.assignment is None:
             continue

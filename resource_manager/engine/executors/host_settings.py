@@ -1,9 +1,9 @@
 """Checks and stores the cpu settings that administrators make at runtime, for one host or for the
 cluster.
 
-A setting applies to new slots from the next `Decide` on. The setting is stored with the executor's
-id, and stays stored after the executor is lost or deleted. `hosts/allowed_cpus.py` merges the
-layers of settings, and `cpu_states.py` applies the result.
+A setting applies to slots that are placed by the next event `Decide` or later. The setting is
+stored with the executor's id, and stays stored after the executor is lost or deleted.
+`hosts/allowed_cpus.py` merges the layers of settings, and `cpu_states.py` applies the result.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SETTINGS = tuple(each.name for each in fields(HostPolicy))
 """The names of all settings."""
 
 OF_ONE_HOST = ("reserved_cpus", "reserved_strict")
-"""Settings that only a single host can have, and not the cluster."""
+"""The names of the settings that only a single host can have, but not the cluster."""
 
 
 def known_setting(
@@ -131,11 +131,13 @@ def set_host_policy(state: State, event: HostPolicySet) -> HostSetting:
         The stored settings. If nothing changed, these are the old settings with their old number.
 
     Raises:
-        NotFound: the executor is unknown and has no settings. InvalidArgument: a setting does not
-        exist, the host does not have the cpus to reserve, or no cpus would be left for slots.
+        NotFound: the executor is unknown and has no settings.
+        InvalidArgument: a setting does not exist, the host does not have the cpus to reserve, or no
+            cpus would be left for slots.
     """
     before = known_setting(state.hosts, state.host_settings, event.executor_id)
-    # All checks come first, because a rejected event must not change the state.
+    # All checks must come before the first change, because a rejected event must not change the
+    # state.
     wanted = _wanted(before.policy if before is not None else NOTHING_SET, event)
     host = state.hosts.get(event.executor_id)
     if event.executor_id == CLUSTER:

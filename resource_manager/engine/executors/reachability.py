@@ -49,15 +49,16 @@ def delivery_overdue(journal: Journal, settings: EngineSettings, host: Host) -> 
 def find_unreachable(
     journal: Journal, transitions: Transitions, usage: UsageAccounting, host: Host
 ) -> None:
-    """Marks an executor unreachable: no slots are placed there, and it must register again.
+    """Marks an executor as unreachable. No slots are placed on the executor until it is reachable,
+    and it must register again.
 
     The command in flight is dropped, because the registration will show its outcome.
 
     Args:
         journal: the journal, to which the event is written.
         transitions: the state tables.
-        usage: the usage accounting; it must be updated, because no more slots can be placed on the
-            host.
+        usage: the usage accounting, which must be updated, because the capacity of the host no
+            longer counts.
         host: the executor.
     """
     reach = host.reach
@@ -102,7 +103,7 @@ def unreachable_registered(
 
 
 def probe_timer_fired(state: State, executor_id: str) -> None:
-    """Probes an unreachable executor, and already plans the next probe."""
+    """Probes an unreachable executor, and plans the next probe."""
     host = state.hosts.get(executor_id)
     if host is None or not host.reach.unreachable:
         return
@@ -131,7 +132,7 @@ def executor_probed(state: State, event: ExecutorProbed) -> None:
     ):
         return
     if event.cause:
-        # The next probe is planned already.
+        # Only the cause is updated, because the next probe is planned already.
         host.reach.cause = event.cause
         return
     host.reach.unreachable = state.transitions.move_reach(

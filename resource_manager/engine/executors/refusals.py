@@ -19,9 +19,9 @@ from resource_manager.engine.state import State
 def remember_refusal(state: State, host: Host, slot: Slot) -> None:
     """Excludes a host from the choice for the slot's scheduling class until the refusal ends.
 
-    If the slot belongs to a gang, only the end of the pause ends the refusal. The host's reported
-    state would end the refusal too early, because this state changes when the slots of the other
-    members are freed.
+    If the slot belongs to a gang, only the end of the pause ends the refusal. A change of the
+    host's reported state would end the refusal too early, because the reported state changes when
+    the slots of the other members are freed.
 
     Args:
         state: the state.
@@ -52,7 +52,7 @@ def refusal_timer_fired(state: State, executor_id: str) -> None:
     # No capacity has grown. So without this call, the blocked requests would stay blocked.
     if host.end_refusals(state.journal.now_ms):
         state.hosts.indexes.log_growth(host, state.queue)
-    # The remaining refusals have longer pauses.
+    # The pauses of the remaining refusals are not over yet.
     left = [refusal.until_ms for refusal in host.refusals.values() if refusal.active]
     if left:
         state.timers.arm(Timer.REFUSAL, executor_id, min(left))

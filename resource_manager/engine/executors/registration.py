@@ -67,7 +67,7 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
     # `adopt_report`.
     host = _adopt(state, host, registration)
     result = adopt_report(state, host, event.report, returning=was_lost)
-    # The executor may have registered with other cpus than last time.
+    # The executor has possibly registered with other cpus than last time.
     report_lost_cpus(state.journal, host)
     # Commands in flight are void, so unconfirmed orders to free or resize slots are sent again.
     for slot in list(host.slots.values()):
@@ -100,7 +100,7 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
 
 def _refuse_other_instance(host: Host, registration: Registration) -> None:
     known = host.executor.registration
-    # A lost executor may be replaced by another instance, for example on a new machine.
+    # Another instance may replace a lost executor, for example on a new machine.
     if known.instance_id != registration.instance_id and not host.executor.lost:
         raise AlreadyExists(
             f"executor_id {host.host_id} is used by another instance at {known.address}, which is"
@@ -170,7 +170,7 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     # The available capacity that the last session reported must not count any more.
     executor.reported_available = None
     executor.cpu_state = NO_CPU_STATE
-    # `start_conversation` ends all refusals, so the host may be tried again for refused requests.
+    # `start_conversation` ends all refusals, so refused requests can be tried on this host again.
     if any(refusal.active for refusal in host.refusals.values()):
         state.hosts.indexes.log_growth(host, state.queue)
     host.start_conversation()
@@ -183,7 +183,7 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     if host.cpu_kind is not kind:
         # Requests that did not fit on the old cpus possibly fit on the new cpus.
         state.hosts.indexes.log_growth(host, state.queue)
-    # Update all values that depend on the host's capacity.
+    # The values that depend on the host's capacity are updated.
     state.usage.total_changed(host)
     # The new capacity possibly makes infeasible requests feasible, so their rejection clock starts
     # again.
@@ -262,7 +262,7 @@ def request_undrain(state: State, event: UndrainRequested) -> Executor:
     host = known_host(state.hosts, event.executor_id)
     executor = host.executor
     provision = state.provisions.get(host.host_id)
-    # The provider may remove the machine at any time, so no slots may be placed there.
+    # The provider can remove the machine at any time, so no slots must be placed on it.
     if provision is not None and provision.state is ProvidedExecutorState.STOPPING:
         raise FailedPrecondition(
             f"executor {host.host_id} cannot be undrained, because its provider is stopping it"

@@ -18,8 +18,8 @@ The rules:
 5. A slot in the report is unowned if this host's ledger has no slot with its id and generation. The
    answer to each report orders the executor to free the unowned slots, until a report lacks them.
    (A report that is part of a command's answer is not answered.)
-6. If an executor is lost, its requests are queued again. The executor may return with a slot before
-   the slot's request is placed again. Then the slot is reclaimed: it serves the request again.
+6. If an executor is lost, its requests are queued again. If the executor returns with a slot before
+   the slot's request is placed again, the slot is reclaimed: it serves the request again.
 
 Example: slot A runs on the executor. The resource manager sends command 7, which allocates slot B.
 
@@ -72,8 +72,8 @@ class AdoptedReport:
     Attributes:
         adopted: True if the report was adopted. False if the report was not newer, or its base was
             missing.
-        base_missing: the report says "unchanged since report N", but N is not the last adopted
-            report.
+        base_missing: True if the report says "unchanged since report N", but N is not the last
+            adopted report.
         unowned: slots in the report that no request owns.
     """
 
@@ -83,7 +83,7 @@ class AdoptedReport:
 
 
 def slots_reported(state: State, event: SlotsReported) -> ReportAnswer:
-    """Adopts a report. The answer may order the executor to register again, or to send a full
+    """Adopts a report. The answer can order the executor to register again, or to send a full
     report.
 
     Raises:
@@ -100,8 +100,8 @@ def slots_reported(state: State, event: SlotsReported) -> ReportAnswer:
         or host.executor.registration_number != event.registration_number
     ):
         # The report belongs to an older registration. If the executor has registered again in the
-        # meantime, it ignores this answer. Otherwise the executor must register, because all its
-        # reports would be ignored.
+        # meantime, it ignores this answer. Otherwise it must register again, because without a
+        # registration, all its reports are ignored.
         return ReportAnswer(register_again=True)
     executor = host.executor
     result = adopt_report(state, host, event.report)
@@ -137,7 +137,7 @@ def adopt_report(
         report: the report.
         at_least_command: number of the command that the report answers. It is 0 if the report
             answers no command.
-        returning: true if the executor was lost until now.
+        returning: True if the executor was lost until now.
     """
     executor = host.executor
     # A newer report has overtaken this report on the network. An older report must not undo the
@@ -196,7 +196,7 @@ def adopt_report(
         state.moves,
     )
     reporter.report(host, before)
-    # Only now do the bookings and the report match, so the index may read the host's free capacity.
+    # The host's free capacity can be indexed only now, because now the bookings match the report.
     state.hosts.touch(host)
     if host.refusals and host.end_refusals(state.journal.now_ms):
         state.hosts.indexes.log_growth(host, state.queue)
@@ -275,7 +275,9 @@ def _is_waited_for(journal: Journal, requests: Requests, host: Host, slot: Slot)
 
 
 def _retry_free(outbox: dict[str, None], host: Host, slot: Slot) -> None:
-    """Orders the executor once more to free a slot, because it is not freeing the slot."""
+    """Orders the executor once more to free a slot. The report shows that the executor is not
+    freeing the slot.
+    """
     key = key_of(slot)
     command = host.in_flight
     # If the command in flight already has this slot, its answer decides about the slot.
@@ -287,10 +289,10 @@ def _retry_free(outbox: dict[str, None], host: Host, slot: Slot) -> None:
 def _ended(moves: RequestMoves, gang_moves: GangMoves, host: Host, ended: EndedSlot) -> Slot | None:
     """Handles a slot that ended on its executor without an order.
 
-    The executor repeats the entry until its report is acknowledged.
+    The executor repeats the entry in its reports until one of them is acknowledged.
 
     Returns:
-        The slot if it failed on the executor, otherwise None.
+        The slot if it failed on the executor, and None otherwise.
     """
     slot = host.slots.get((ended.allocation_id, ended.generation))
     if slot is None:  # an earlier report with the same entry was already handled
@@ -337,7 +339,8 @@ def refuse_seen_epoch(state: State, executor_id: str, rm_epoch: int) -> None:
     Args:
         state: the engine's state.
         executor_id: the executor.
-        rm_epoch: the highest epoch that the executor has seen; 0: the executor has seen no epoch.
+        rm_epoch: the highest epoch that the executor has seen. It is 0 if the executor has seen no
+            epoch.
 
     Raises:
         EpochSeen: the executor has seen a higher epoch, or the same epoch from another process.

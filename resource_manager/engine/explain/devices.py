@@ -1,5 +1,5 @@
-"""Builds the list of devices. It shows the capacity of each device, the slots that use the device,
-and the reason if the device gets no new slots.
+"""Builds the list of devices. The list shows the capacity of each device, the slots that use the
+device, and the reason why the device gets no new slots, if it gets none.
 """
 
 from __future__ import annotations

@@ -36,12 +36,13 @@ UNITS: Mapping[Measure, str] = {
 _DIGITS_MAX = 7
 
 _SMALL = 0.05
-"""A part of the usage below this value is not shown."""
+"""Texts leave out parts of the usage that are below this value."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedFlow:
-    """A flow with the numbers by which siblings are compared. It mirrors FlowTally of the protocol.
+    """A flow with the numbers by which siblings are compared. This class mirrors the message
+    FlowTally of the protocol.
 
     Example: (service 10 + raised 2 + lookahead 4) / weight 2 = 8.
 
@@ -126,7 +127,7 @@ def _step(tree: FlowTree, parent: Flow, flow: Flow, jobs: Mapping[str, Job], uni
     """Compares a flow with its siblings that have queued requests."""
     own = tree.sort_key(flow)
     children = parent.children.by_id.values() if parent.children is not None else ()
-    # Leave out flows without queued requests, because the scheduler ignores them.
+    # Flows without queued requests are left out, because the scheduler ignores them.
     others = [(tree.sort_key(each), each) for each in children if each.waiting and each is not flow]
     before = [each for each in others if each[0] < own]
     first = heapq.nsmallest(AHEAD_MAX, before, key=lambda each: each[0])
@@ -217,7 +218,7 @@ def _own_text(flow: ComparedFlow, other: ComparedFlow | None, unit: str) -> str:
     """Describes the virtual time of a flow, with its usage and weight."""
     if flow.minimum_reached is not None:
         return f"it has {_percent(flow.minimum_reached)} of its guaranteed minimum"
-    # Use the lowest number of decimal places with which the two numbers differ.
+    # The text has the lowest number of decimal places with which the two virtual times differ.
     digits = _digits(flow.tally, other.tally) if other is not None else 1
     parts = [f"{flow.service:.{digits}f} so far"]
     if flow.raised > _SMALL:

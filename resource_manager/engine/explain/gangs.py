@@ -48,7 +48,7 @@ these searches. Example: if a gang has 100 kinds of members, 20 places are searc
 
 @dataclass(frozen=True, slots=True)
 class GangExplanation:
-    """The explanation of a gang. It mirrors GangExplanation of the protocol.
+    """The explanation of a gang. This class mirrors the message of the same name in the protocol.
 
     Attributes:
         placeable: the number of members that fit together now, in the best place.
@@ -79,7 +79,7 @@ def explain_gang(state: State, request: Request) -> GangExplanation | None:
 
 @contextmanager
 def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) -> Iterator[None]:
-    """Inside the `with` block, the capacity that is reserved for this gang counts as free.
+    """Makes the capacity that is reserved for a gang count as free inside the `with` block.
 
     The function skips hosts that have changed since the last refresh of the indexes. If the
     function updated the indexes for such a host, the next cycle would not notice that the host has
@@ -104,7 +104,7 @@ def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) 
 
 
 def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
-    """Searches for free capacity for the gang, and describes the result."""
+    """Searches for free capacity for a queued gang, and describes the result."""
     gang, requests = waiting.gang, state.gang_moves.current_requests(waiting)
     search = GangSearch(state.hosts, waiting.kind.where, requests)
     try:
@@ -152,7 +152,7 @@ def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
                 GangSpot(value, search.most_within(((spec.label, value),)))
                 for value in heapq.nlargest(most, room, key=room.__getitem__)
             ]
-    # Equally good places are ordered by name, so the same state always gives the same result.
+    # Equally good places are ordered by name, so that the same state always gives the same result.
     best = heapq.nsmallest(SPOTS_MAX, found, key=lambda spot: (-spot.placeable, spot.name))
     return [spot for spot in best if spot.placeable]
 
@@ -271,7 +271,7 @@ def _with_preferred_policies(
     required = [
         required_policies(member.cpus[0]) for member in member_requests if member.cpus is not None
     ]
-    # Try one policy at a time, to find the smallest change.
+    # One policy is changed at a time, to find the smallest change.
     for name in dict.fromkeys(name for names in required for name in names):
         if (
             seek(hosts, where, [_with_preferred(member, name) for member in member_requests])

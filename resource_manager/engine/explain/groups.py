@@ -64,14 +64,14 @@ def group_views(
     Args:
         tree: the fairness tree, advanced to the current time.
         groups: all groups, by name.
-        waiting_since: by group, the time at which the oldest queued request of the group's own jobs
-            began to wait (wall clock).
+        waiting_since: the time at which the oldest queued request of the group's own jobs began to
+            wait (wall clock), by group.
     """
     ordered = in_order(groups)
     jobs = {group.name: len(_children(tree.groups[group.name])) for group in ordered}
     oldest = dict(waiting_since)
-    # Begin with the lowest groups. Each sum is then complete before it is added to the sum of the
-    # parent.
+    # The lowest groups come first, so that the sum of each group is complete before it is added to
+    # the sum of the parent.
     for group in reversed(ordered):
         if above := group.parent:
             # `jobs[above]` also counts this group as one of its children, so subtract 1.
@@ -133,7 +133,7 @@ def entitlements(tree: FlowTree, weights: Mapping[str, float] = {}) -> dict[str,
         # Divide the share of the parent among the children that have work.
         total = sum(weights.get(child.id, child.weight) for child in children if _has_work(child))
         for child in children:
-            # The result contains only groups, but the weights of jobs count in `total`.
+            # The result contains only groups, but `total` also contains the weights of jobs.
             if child.children is not None and _has_work(child):
                 found[child.id] = found[flow.id] * weights.get(child.id, child.weight) / total
                 left.append(child)

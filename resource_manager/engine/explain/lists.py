@@ -127,7 +127,7 @@ class JobView:
 
 
 def executor_view(state: State, executor_id: str) -> ExecutorView:
-    """Returns one executor.
+    """Returns the view of one executor.
 
     Raises:
         NotFound: the executor does not exist.
@@ -258,8 +258,8 @@ def _full_ids(requests: Requests, text: str) -> Sequence[str]:
 
     Example: "a1b2c3d4.17" means member 17 of the range whose id ends with a1b2c3d4. "a1b2c3d4"
     means all members of this range: the result is the id of the range and a dot. The ids of all
-    members begin with this prefix. If no id matches, or too many ids begin with the text, the
-    function returns the text.
+    members begin with this prefix. If no id begins or ends with the text, or if too many ids begin
+    with it, the function returns the text.
     """
     ranges = requests.ranges
     if requests.named(text) is not None or text.removesuffix(".") in ranges:
@@ -345,7 +345,7 @@ def list_jobs(
 
 
 def job_view(state: State, job: Job) -> JobView:
-    """Returns one job with its sums. The cost does not depend on the number of the job's slots."""
+    """Returns the view of one job. The cost does not depend on the number of the job's slots."""
     flow = state.flows.jobs.get(job.job_id)
     if flow is None:  # the job has ended and has no slots
         return JobView(job, 0, 0, {})

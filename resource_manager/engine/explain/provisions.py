@@ -123,7 +123,7 @@ def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
             left[scheduling_class] = max(0, waiting - count)
             if waiting:
                 found.classes[scheduling_class] = min(count, waiting)
-        # Leave out gangs that were placed after the plan was made.
+        # Gangs that were placed after the plan was made are left out.
         found.members.update(
             (key, count) for key, count in content.members.items() if key[0] in gangs.waiting
         )
@@ -315,7 +315,8 @@ def _why_not(
         if obstacle is not None and refusal is None:
             continue
         backoff = elastic.backoffs[name]
-        # The cpus of a shape become known when the first executor of the shape registers.
+        # A refusal about cpus is possible only after the first executor of the shape has
+        # registered, because only then the cpus of the shape are known.
         if refusal is not None:
             registered = f"the last executor of shape {name} that registered"
             reasons[f"{registered} has unsuitable cpus and NUMA nodes: {refusal.text}"] = None

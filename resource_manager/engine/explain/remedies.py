@@ -52,7 +52,8 @@ def counterfactuals(settings: EngineSettings, survey: Survey) -> list[Counterfac
                 text = f"fits now on {host_id} {one.text}"
                 change = Counterfactual(host_id, one.at_most, text, one.relaxed)
                 found.append((one.size, host_id, change))
-    found.sort(key=lambda item: item[:2])  # by size and host; changes themselves cannot be compared
+    # sorted by size and host, because changes cannot be compared
+    found.sort(key=lambda item: item[:2])
     return [counterfactual for _, _, counterfactual in found[:COUNTERFACTUALS_MAX]]
 
 
@@ -80,8 +81,8 @@ def blocking_slots(survey: Survey) -> list[Slot]:
         tries_left -= 1
         return tries_left >= 0 and not survey.fit.costly_obstacles(at)
 
-    # A bisection finds the number of slots that must end. Then slots that could stay are removed
-    # from the list one by one.
+    # `slots_in_the_way` finds the number of slots that must end by bisection. Then it removes slots
+    # that could stay, one by one.
     slots = verdict.host.slots.values()
     return slots_in_the_way(slots, verdict.missing(), fits_without)[:BLOCKING_SLOTS_MAX]
 
@@ -118,8 +119,8 @@ def slots_in_the_way(
 
 
 def _helpfulness(slot: Slot, missing: Amounts) -> tuple[bool, int, int, int, str]:
-    """Returns a sort key. Slots that are being freed come first. Then come the slots with most of
-    the missing amounts, and then the slots with most dedicated cpus or NUMA nodes.
+    """Returns a sort key. Slots that are being freed come first. Then come the slots that have the
+    most of the missing amounts, and then the slots with the most dedicated cpus or NUMA nodes.
     """
     # Each amount counts in millionths of the missing amount, so that the values of cpu and memory
     # can be added up.

@@ -75,7 +75,7 @@ class ExecutorVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The explanation of a request. It mirrors ExplainResponse of the protocol."""
+    """The explanation of a request. The class mirrors ExplainResponse of the protocol."""
 
     view: RequestView
     primary_reason: str
@@ -132,7 +132,8 @@ def explain(
         hosts = [known_host(state.hosts, executor_id)]
     hosts = list(hosts)
     view = request_view(state, request)
-    # Only a queued request is compared with each executor.
+    # Only a queued request is compared with executors, so this branch ends the function for other
+    # requests.
     if request.state is not RequestState.PENDING:
         slot = state.slots.of(request)
         resizes = explain_resizes(state, slot) if slot is not None else []
@@ -327,7 +328,7 @@ def _waiting(reason: str, survey: Survey, ahead: int | None, known: dict[Reason,
         Reason.INFEASIBLE_NEVER: "no known executor could host it, even when empty",
         Reason.WAITING_GANG: "it would fit, but its gang as a whole does not",
     }
-    # The most specific reason comes first.
+    # A text for this particular reason comes before the general texts.
     if reason in texts:
         text = texts[Reason(reason)]
     elif not survey.hosts:

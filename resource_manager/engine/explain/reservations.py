@@ -1,5 +1,5 @@
-"""Builds the view of a reservation. It shows the owner, the executors, the amounts, the start time,
-and the amounts that are not free yet.
+"""Builds the view of a reservation. The view shows the owner, the executors, the amounts, the start
+time, and the amounts that are not free yet.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class ReservedExecutorView:
 
 @dataclass(frozen=True, slots=True)
 class ReservationView:
-    """One reservation. It mirrors the message of the same name. Times are wall clock times."""
+    """One reservation. This class mirrors the message of the same name in the protocol. Times are
+    wall clock times.
+    """
 
     allocation_id: str
     job_id: str

@@ -33,7 +33,7 @@ SLOTS_NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class ResizeExplanation:
-    """The explanation of a resize. It mirrors ResizeExplanation of the protocol.
+    """The explanation of a resize. This class mirrors the message of the same name in the protocol.
 
     Attributes:
         ordered: True if the resize was sent to the executor, and False if it still waits.

@@ -27,11 +27,11 @@ so the scheduling cycle has found no host for it.
 _USABLE_IF = (AVAILABLE, LABELS)
 
 Distance = tuple[int, int, str]
-"""The distance of a host from serving the request. The host with the lowest distance is nearest.
-The parts are:
+"""A measure of how much a host lacks to serve the request. The host with the lowest distance is
+nearest. A distance has three parts:
 
 1. The number of obstacles that would remain even if all slots of the host ended.
-2. The largest lack of any dimension, in millionths of the requested amount.
+2. The lack of the dimension that lacks most, in millionths of the requested amount.
 3. The id of the host, so that the order of hosts is always the same.
 
 Example: a request needs 4 cpus. Host a has 8 cpus, but only 3 of them are free. Host b has 4 free

@@ -41,8 +41,8 @@ class TopologyView:
 
     Attributes:
         zones: one entry for each NUMA node. It is empty if the host does not report its cores.
-        lost_cpus: the dedicated cpus that slots cannot use any more, as (allocation id, generation,
-            cpus).
+        lost_cpus: the dedicated cpus that slots cannot use any more, as tuples of allocation id,
+            generation and cpus.
     """
 
     executor: Executor
@@ -116,8 +116,7 @@ def zones(ledger: CpuLedger, registration: Registration) -> list[Zone]:
             Zone(
                 node.id,
                 _without_zeros(total | devices.total),
-                # `ledger.used` counts only the cpu of shared pools, so dedicated cpus are added
-                # here.
+                # `ledger.used` counts only the cpu of shared pools, so dedicated cpus are added.
                 _without_zeros(
                     used | {CPU_MILLI: used[CPU_MILLI] + pinned_milli} | devices.allocated
                 ),

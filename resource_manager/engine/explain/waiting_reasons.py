@@ -84,7 +84,7 @@ def pending_reason(state: State, request: Request) -> str:
 
 
 def reason_of(block: QuotaBlock) -> Reason:
-    """Returns the reason for a request that this maximum blocks."""
+    """Returns the reason why a request waits if this maximum blocks the request."""
     of_group = block.group_id.startswith((GROUP, ROOT, JOB))
     return Reason.WAITING_GROUP_LIMIT if of_group else Reason.WAITING_USER_LIMIT
 

@@ -1,7 +1,8 @@
 """Recommends a number of threads for the work of a job, based on the durations of its finished
 threads.
 
-A thread may take long for two reasons, and each reason leads to a different recommendation:
+There are two possible reasons why a thread takes long, and each reason leads to a different
+recommendation:
 
 - The thread has many units of work, like all other threads of the job. If the work of the job is
   split evenly into k times as many threads, each thread takes 1/k of the time.
@@ -160,17 +161,17 @@ class _Work:
         """Returns the part of the threads that would meet the target if the job had `threads`
         threads.
 
-        With k times as many threads, an ordinary thread would take 1/k of its time. So it would
-        meet the target if it took at most k times the target. The number of long threads would stay
-        the same.
+        With k times as many threads, an ordinary thread would take 1/k of its time. So a thread
+        that took at most k times the target would meet the target. The number of long threads would
+        stay the same.
         """
         ordinary = self.finished.count - self.long
         scaled_ms = target_ms * threads / self.threads
         # The scaled target can be higher than the duration of long threads, so the count is limited
         # to the number of ordinary threads.
         within = min(self.finished.count_within(scaled_ms), ordinary) / ordinary
-        # Assume that long threads are the same part of the unfinished threads as of the finished
-        # threads.
+        # The long threads are assumed to be the same part of the unfinished threads as of the
+        # finished threads.
         long = self.long * self.threads / self.finished.count
         return max(0.0, 1 - long / threads) * within
 
@@ -194,7 +195,8 @@ def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[
     if wanted is None:
         reached = _percent(work.share_within(most, target_ms))
         return most, [f"{remark}; with {most} threads {reached} would; with more, {OUTWEIGHED}"]
-    # Round the number for people, but not above `most`. With more threads, the overhead dominates.
+    # The number is rounded for people, but not above `most`, because with more threads the overhead
+    # dominates.
     wanted = min(most, _rounded_up(wanted))
     reached = _percent(work.share_within(wanted, target_ms))
     times = f"{wanted / now:.3g} times as many threads"
@@ -209,8 +211,8 @@ def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[
 def _enough_or_fewer(
     work: _Work, target_ms: int, quantile: float, remark: str
 ) -> tuple[int, list[str]]:
-    # Never recommend fewer threads than the typical number, because it is unknown how many threads
-    # can run at the same time.
+    # The advice never recommends fewer threads than the typical number, because it is unknown how
+    # many threads can run at the same time.
     now, fewer = work.threads, max(TYPICAL_MIN, work.threads_lasting(WORTH_MS))
     remarks = [f"{remark}: no more threads are needed"]
     if work.ordinary_mean_ms >= OVERHEAD_MS or fewer >= now:

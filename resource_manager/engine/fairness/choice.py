@@ -111,8 +111,8 @@ class SharesSince:
         # The times are negated and ascending, so the bisection selects the flows that were served
         # at `since_ms` or later.
         used, weight = sums[bisect_right(times, -since_ms)]
-        # Compare the key with used / weight without a division. If no flow was selected, both sums
-        # are 0, and the flow counts as owed.
+        # This line compares the key with used / weight without a division. If no flow was selected,
+        # both sums are 0, and the flow counts as owed.
         return not self._tree.key(flow) * weight > used * (1 + ROUNDED)
 
     def _served_below(self, parent: Flow) -> tuple[list[int], list[tuple[float, float]]]:

@@ -16,8 +16,8 @@ Example with H = 60 s and L = 0: one flow receives 100 at t = 0, and another flo
 passes.
 
 A slot with cost 1 that runs from t = 0 to t = 60 adds a scaled amount of tau(60) = 86.6. At t = 60,
-the decayed amount is 86.6 / g(60) = 43.3. Without decay it would be 60. It is lower, because the
-usage of the first seconds has decayed.
+the decayed amount is 86.6 / g(60) = 43.3. Without decay, the amount would be 60. The decayed amount
+is lower, because the usage of the first seconds has decayed.
 
 Without a half-life, tau is t - L, and g is 1.
 """

@@ -95,8 +95,8 @@ class Costs:
         total = self._compared
         if self._memory_is_one:
             booked = counted(booked)
-        # If all executors with a dimension are lost, the dimension is missing in the total. Then it
-        # is ignored.
+        # A dimension is ignored if it is missing in the total, because all executors with the
+        # dimension are lost.
         shares = [amount / total[name] for name, amount in booked.items() if total.get(name)]
         # The result is at least one step, because even a slot that books none of these amounts must
         # have a cost.

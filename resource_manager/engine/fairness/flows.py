@@ -252,7 +252,7 @@ class FlowTree:
         tau = self.clock.tau
         while flow is not None:
             parent = flow.parent
-            # This is the code of `Flow.settle`, without the call, for speed.
+            # The next lines repeat the code of `Flow.settle`, because a call would take longer.
             if flow.rate:
                 flow.service += flow.rate * (tau - flow.since)
             # The flow begins to accrue usage. A restart would lose the time at which it began, so
@@ -487,7 +487,7 @@ class FlowTree:
         self._mark(flow)
 
     def key(self, flow: Flow) -> float:
-        """Returns the scaled virtual time of a flow. It can be compared only with the values of
+        """Returns the scaled virtual time of a flow. The value can be compared only with values of
         siblings at the same time.
         """
         ahead = self.lookahead_s * flow.rate * self.clock.scale
@@ -516,8 +516,8 @@ class FlowTree:
     # Helpers.
 
     def _counted(self, booked: Amounts) -> dict[str, int]:
-        """Returns amounts in the form of `Flow.used` of groups. The `id` of the dict is the key of
-        the cache, because equal slots usually share one dict.
+        """Returns amounts in the form of `Flow.used` of groups. The `id` of the dict `booked` is
+        the key of the cache, because equal slots usually share one dict.
         """
         known = self._known.get(id(booked))
         if known is None:
@@ -580,8 +580,8 @@ class FlowTree:
             self.urgent[flow.id] = flow
 
     def _mark(self, flow: Flow) -> None:
-        """Marks a flow as changed. The tournaments of its parent are then updated, and its usage is
-        stored.
+        """Marks a flow as changed. The tournaments of its parent will then be updated, and its
+        usage will be stored.
         """
         if not flow.changed:
             flow.changed = True

@@ -99,7 +99,7 @@ def is_live(job: Job) -> bool:
 def in_order(groups: Mapping[str, Group]) -> list[Group]:
     """Returns all groups. A group comes before its children, and siblings are sorted by name."""
     parts: dict[str, list[Group]] = {}
-    # Sorted in reverse, because `pop` takes the last group first.
+    # The groups are sorted in reverse, because `pop` takes the last group first.
     for group in sorted(groups.values(), key=lambda group: group.name, reverse=True):
         parts.setdefault(group.parent, []).append(group)
     found: list[Group] = []

@@ -219,7 +219,7 @@ class Siblings:
         tau = self._clock.tau
         own = self.levels.get(flow.priority) if flow.children is None else None
         level = own if own is not None and (own.count or len(self.levels) == 1) else self._top()
-        # Leave out children below their minimum, because they are not ordered by usage.
+        # Children below their minimum are left out, because they are not ordered by usage.
         groups = self.fair
         if level is None or not groups.count:
             level = groups if level is None else level
@@ -256,7 +256,7 @@ class Siblings:
         """Marks a flow as stale if the flow is in a tournament, or must be added to a
         tournament.
         """
-        # An inactive flow without a seat is in no tournament, and must not be added.
+        # An inactive flow without a seat is in no tournament, and must not be added to one.
         if not flow.stale and (flow.active or flow.seat >= 0):
             flow.stale = True
             self._stale.append(flow)

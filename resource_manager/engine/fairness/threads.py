@@ -1,7 +1,7 @@
 """Measures how long threads of work take, and adds these times to the durations of their job.
 
-A thread begins when its slot is granted. It ends when the job master gives the slot back or reuses
-the slot for the next request.
+A thread begins when its slot is granted. The thread ends when the job master gives the slot back or
+reuses the slot for the next request.
 
 A thread is not counted if its slot is lost, is taken away, or is kept until the job ends. A thread
 is also not counted if its start is unknown. The start is unknown in two cases: a lost executor has

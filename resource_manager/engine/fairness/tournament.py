@@ -187,8 +187,8 @@ class Tournament(Generic[EntryT]):
         until, other = untils[left], untils[left + 1]
         if other < until:  # noqa: PLR1730 -- min() would cost more than all the rest
             until = other
-        # If there is only one entry, no lines cross. So the winner can change only after a change
-        # below this node.
+        # If one child has no entry, no lines cross at this node. So the winner can change only
+        # after a change below this node.
         if one is None or two is None:
             winner[node] = one or two
             untils[node] = until

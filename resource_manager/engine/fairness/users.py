@@ -31,11 +31,11 @@ _NO_LIMITS: Amounts = {}
 
 class Users:
     """The limits of users, and a flow for each limited user with live jobs. Such a flow is not part
-    of the fairness tree: only its `maximum`, `used` and `running` have a meaning.
+    of the fairness tree: only its attributes `maximum`, `used` and `running` are used.
 
     Attributes:
         limits: the configured limits, by identity or `ALL_USERS`.
-        flows: the flows, by identity.
+        flows: the flows of limited users with live jobs, by identity.
     """
 
     def __init__(self, freed: dict[str, None]) -> None:

@@ -127,8 +127,8 @@ def announced_by(registration: Registration) -> Announced:
 
 
 def unannounced(operator: HostPolicy, cluster: HostPolicy) -> EffectivePolicy:
-    """Returns the settings of a host that has announced no settings: the settings that
-    administrators made, and the defaults.
+    """Returns the settings of a host that has announced no settings. The result depends only on the
+    settings that administrators made, and on the defaults.
     """
     return _merged_policy(operator, NOTHING_SET, NOTHING_SET, cluster)
 
@@ -188,7 +188,7 @@ def _with_best_effort(
     stays in the pool, whichever layer reserved the cpu.
     """
     offered = announced.best_effort_cpus
-    # Subtract only cpus that are part of the announced total.
+    # Only cpus that are part of the announced total are subtracted.
     lacks = offered & in_no_pool
     if lacks and BEST_EFFORT_CPU_MILLI in total:
         # The amount is rounded down, because the host could not provide a larger total.

@@ -185,7 +185,7 @@ class CpuAllocator:
         ledger.
 
         Returns:
-            True if this changes the cpus or devices that slots can get.
+            True if the cpus or devices that slots can get have changed.
         """
         ledger, seen = self.cpus, self.executor.cpu_state
         if ledger is None:  # the cores are unknown, so settings have no effect
@@ -297,8 +297,8 @@ class CpuAllocator:
         number is better.
         """
         found = self.assign(request)
-        # A refusal gets the lowest score. A refusal is no error here, because the caller compares
-        # many hosts.
+        # A host that refuses the request gets the lowest score. The refusal is not an error,
+        # because the caller compares many hosts.
         if self.cpus is None or isinstance(found, HostRefusal):
             return 0
         return score(self.cpus, self._cpu_request(request), found)
@@ -307,8 +307,8 @@ class CpuAllocator:
         """Returns the assignments of `count` slots that are placed on this host now.
 
         Raises:
-            InvariantBroken: the cpus do not suffice for all slots. The caller must check this
-                first.
+            InvariantBroken: the cpus do not suffice for all slots. The caller must check first that
+                they suffice.
         """
         if self.needs_topology(request):
             # The placement pass has already checked the request, so the result is usually cached.
@@ -397,7 +397,8 @@ def cpu_request_of(
 
 def cpus_booked(slot: Slot) -> CpuAssignment | None:
     """Returns the assignment that a slot holds on its host. While a resize is in flight, the
-    assignment covers both sizes. A slot that is being revoked holds nothing.
+    assignment includes the cpus, nodes and devices of both sizes. A slot that is being revoked
+    holds nothing.
     """
     if slot.revoked_for:
         return None

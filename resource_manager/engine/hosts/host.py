@@ -1,5 +1,5 @@
-"""The ledger of one executor. It contains the executor's slots and bookings, its last report, and
-the commands that the resource manager must send to it.
+"""Keeps the ledger of one executor. The ledger contains the executor's slots and bookings, its last
+report, and the commands that the resource manager must send to it.
 
 In each dimension, the free capacity is the smaller of two amounts:
 
@@ -273,7 +273,8 @@ class Host(CpuAllocator):
         self.unowned = ()
         self.contained_command = 0
         self.in_flight = None
-        # Orders that wait for the end of revoked slots were not part of a command.
+        # Orders that wait for the end of revoked slots are kept, because they were not part of a
+        # command.
         waiting = self.slots.items() if self.revoked else ()
         self.to_allocate = {
             key: None
@@ -292,11 +293,11 @@ class Host(CpuAllocator):
         self.count_unreported()
 
     def booking_of(self, profile: ResourceProfile, *, best_effort: bool = False) -> dict[str, int]:
-        """Returns the amounts that a slot of this profile books here."""
+        """Returns the amounts that a slot of this profile books on this host."""
         return shared_booking(profile, self.separate_pools, best_effort)
 
     def booking_for(self, request: ResourceRequest) -> dict[str, int]:
-        """Returns the amounts that a slot for this request books here."""
+        """Returns the amounts that a slot for this request books on this host."""
         # Most requests have no CPU policy. This path is fast for them.
         if request.cpus is None:
             return (
@@ -421,7 +422,7 @@ class Host(CpuAllocator):
     @property
     def slot_count(self) -> int:
         """The number of slots. A slot that is being revoked does not count, because the request
-        that has booked its capacity has a slot here, too.
+        that has booked its capacity has a slot on this host, too.
         """
         return len(self.slots) - len(self.revoked)
 
@@ -440,7 +441,8 @@ class Host(CpuAllocator):
         """Returns the free amounts, even if the host is not eligible. Amounts of 0 are left out.
 
         Args:
-            even_without_pool: include best-effort cpu even if no cpu is in the best-effort pool.
+            even_without_pool: if True, best-effort cpu is included even if no cpu is in the
+                best-effort pool.
         """
         booked, unreported = self.booked, self.unreported
         # None means that the executor has not reported since it registered.

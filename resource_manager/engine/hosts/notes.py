@@ -70,7 +70,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class ResizeBackoff:
-    """A resize that the executor did not carry out. It is tried again later.
+    """A resize that the executor did not carry out, and that is tried again later.
 
     While the backoff is active, the resize is not queued. The backoff ends at `until_ms`, or
     earlier if the reported state differs from `state_seen`. If `state_seen` is None, the backoff

@@ -1,4 +1,4 @@
-"""All slots of all hosts."""
+"""Keeps all slots of all hosts."""
 
 from __future__ import annotations
 
