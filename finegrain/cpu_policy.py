@@ -37,7 +37,7 @@ class BindPolicy(StrEnum):
     DEFAULT = "Default"  # as configured
     NONE = "None"  # any cpus may be used
     FULL_PCPUS = "FullPCPUs"  # whole physical cores, as few as possible
-    SPREAD_BY_PCPUS = "SpreadByPCPUs"  # one hardware thread per core, until no core is left
+    SPREAD_BY_PCPUS = "SpreadByPCPUs"  # one hardware thread of each core, while cores are free
     # class LS only: the pool of one NUMA node that fits the slot's CPU limit
     CONSTRAINED_BURST = "ConstrainedBurst"
 

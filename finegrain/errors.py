@@ -14,20 +14,20 @@ from enum import StrEnum
 class Reason(StrEnum):
     """Stable codes. They are sent as `ErrorInfo.reason` and as `ItemError.reason`."""
 
-    # Reasons for bad input.
+    # Reasons about bad input.
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     MIXED_KNOWN_AND_UNKNOWN = "MIXED_KNOWN_AND_UNKNOWN"
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
-    # Unknown ids.
+    # Reasons about unknown ids.
     JOB_UNKNOWN = "JOB_UNKNOWN"
     ALLOCATION_UNKNOWN = "ALLOCATION_UNKNOWN"
     EXECUTOR_UNKNOWN = "EXECUTOR_UNKNOWN"
     GROUP_UNKNOWN = "GROUP_UNKNOWN"
     TASK_UNKNOWN = "TASK_UNKNOWN"
-    # Conflicts.
+    # Reasons about conflicts.
     ALREADY_EXISTS = "ALREADY_EXISTS"
     INSTANCE_CONFLICT = "INSTANCE_CONFLICT"
-    # Wrong state, outdated counters.
+    # Reasons about a wrong state or outdated counters.
     JOB_ENDED = "JOB_ENDED"
     STALE_EPOCH = "STALE_EPOCH"
     STALE_REGISTRATION = "STALE_REGISTRATION"
@@ -66,7 +66,7 @@ class Reason(StrEnum):
     DEVICES_UNAVAILABLE = "DEVICES_UNAVAILABLE"
     FAIR_SHARE = "FAIR_SHARE"
     NOT_REUSABLE = "NOT_REUSABLE"
-    # The reason why a slot or a request ended.
+    # Reasons why a slot or a request ended.
     GANG_BROKEN = "GANG_BROKEN"
     GANG_TIMEOUT = "GANG_TIMEOUT"
     TIMED_OUT = "TIMED_OUT"
@@ -90,7 +90,7 @@ class Reason(StrEnum):
     TERMINATED = "TERMINATED"
     DEPENDENCY_FAILED = "DEPENDENCY_FAILED"
     ENDED = "ENDED"
-    # Tasks.
+    # Reasons about tasks.
     OUTPUT_LOST = "OUTPUT_LOST"
     MANAGED_MEMORY_EXCEEDED = "MANAGED_MEMORY_EXCEEDED"
     MANAGED_MEMORY_REVOKED = "MANAGED_MEMORY_REVOKED"

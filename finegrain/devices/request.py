@@ -92,7 +92,7 @@ class DeviceRequest:
     @property
     def totals(self) -> Pairs:
         """The amounts that the slot needs of all devices together."""
-        # With `every`, at least one device is needed.
+        # If `every` is set, the slot needs at least one device.
         count = 1 if self.every else self.count
         return tuple((name, amount * count) for name, amount in self.amounts)
 

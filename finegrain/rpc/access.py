@@ -153,7 +153,7 @@ _LARGE = {
     "ListRequests",
     "OfferSlots",
 }
-_TASK = {"SubmitTask", "SetTaskPeers", "WriteTaskInput"}  # 64 KiB of input, or many peers
+_TASK = {"SubmitTask", "SetTaskPeers", "WriteTaskInput"}  # with 64 KiB of input, or many peers
 
 
 def request_bytes_max(method: str) -> int:

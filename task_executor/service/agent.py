@@ -274,7 +274,7 @@ class Agent:
             return _NextStep.REGISTER
         if keeper.reports.acknowledge(answer.acknowledged_report_number):
             await keeper.save()
-        if answer.host_policy_number:  # 0: unchanged
+        if answer.host_policy_number:  # 0 means unchanged
             await self._follow_policy(answer.host_policy, answer.host_policy_number)
         await self._free_unowned(answer.unowned_slots)
         await keeper.restart_time_limits(

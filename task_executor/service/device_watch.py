@@ -341,8 +341,8 @@ class DeviceWatch:
             # While a GPU does not work, it is not known whether its driver measures processes.
             if device.type != GPU or sample is None or sample.problem:
                 continue
-            # One reading without process memory is no proof: the list of processes can fail while
-            # processes start and end.
+            # One reading without process memory is no proof: reading the list of processes can fail
+            # while processes start and end.
             doubts = 0 if sample.measures_processes else self._doubts.get(device.uuid, 0) + 1
             self._doubts[device.uuid] = doubts
             if sample.measures_processes or doubts >= DOUBTS_MAX:

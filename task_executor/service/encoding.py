@@ -88,7 +88,7 @@ def _peer_operators(task: Task) -> list[str]:
 
 
 def _signal(record: ExitRecord) -> int:
-    # If no process observed the end of a task (the host restarted), report the task as killed.
+    # If the host restarted, no process observed the end of the task. Report such a task as killed.
     lost = record.exit_code is None and record.signal is None
     return SIGKILL if lost else record.signal or 0
 

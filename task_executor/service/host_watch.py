@@ -75,7 +75,7 @@ class KubeletWatch:
 
     def _read(self, found: KubeletFiles) -> KubeletReading | None:
         texts = KubeletTexts(found.texts, found.failures, found.command)
-        is_empty = texts == KubeletTexts()  # the directory exists for another purpose
+        is_empty = texts == KubeletTexts()  # then the directory exists for another purpose
         if not found.found or (is_empty and self._reading is None):
             return None
         return read_kubelet(texts, self._topology, self._reading)

@@ -78,7 +78,7 @@ class Parking:
         self._moves: dict[SlotKey, _Move] = {}
         self._failures: dict[
             SlotKey, tuple[int, FinegrainError]
-        ] = {}  # the failure of the last resize by slot, with the number of the resize
+        ] = {}  # for each slot, the number and the failure of its last resize
 
     def begin(self, slot: Slot) -> FinegrainError:
         """Begins to park or unpark a slot. Returns IN_PROGRESS.

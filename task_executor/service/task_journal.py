@@ -199,7 +199,7 @@ class TaskJournal:
                     unreadable += 1
                     continue
                 if unreadable:
-                    # At the end of a segment, this is normal after a power cut.
+                    # At the end of a segment, unreadable lines are normal after a power cut.
                     self.damage.append(f"{path.name} has {unreadable} lines that cannot be read")
                     unreadable = 0
                 if line[_BODY_AT + len(_BEGIN) + len(task_id) :] == b'"}\n':

@@ -25,7 +25,7 @@ KEEPALIVE_S = 10.0
 RENEWAL_S = 5.0  # time between two renewals of a hold
 FIRST_HOLD_S = 1.0  # the stream starts after this time even if the helper does not answer
 
-STDOUT, STDERR = 1, 2  # numbers of the protocol
+STDOUT, STDERR = 1, 2  # numbers of the streams in the protocol
 
 Hold = Callable[[int, int], Awaitable[object]]
 """Makes the watcher the holder, or renews its hold. The arguments are the watcher's positions in

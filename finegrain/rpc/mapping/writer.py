@@ -207,7 +207,7 @@ class Writer:
     ) -> str:
         """Returns the expression of a field. If the expression gives None, the field is not set."""
         # A local variable can be tested and converted directly. An attribute is first read into the
-        # variable `item`. So it is read only once.
+        # variable `item`, so that the attribute is read only once.
         item = "item" if attribute.optional and not access.isidentifier() else access
         if convert is not None:
             value = f"{source.bind(convert, 'convert')}({item})"
