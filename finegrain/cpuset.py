@@ -120,7 +120,7 @@ class CpuSet:
     def to_mask(self) -> str:
         """Returns the kernel's hexadecimal notation, in groups of 32 bits."""
         digits = f"{self._bits:x}"
-        # Cut groups from the right. So only the first group can be short.
+        # Cut groups from the right, so that only the first group can be short.
         groups = [digits[max(end - 8, 0) : end] for end in range(len(digits), 0, -8)]
         return ",".join(reversed(groups))
 

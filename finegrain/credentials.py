@@ -164,7 +164,7 @@ def _from_json(data: Any) -> Credentials:
     addresses = data["addresses"]
     if not all(isinstance(each, str) for each in (*texts.values(), *addresses)):
         raise TypeError
-    # Check the identity here. So a malformed identity is found when the file is read.
+    # Check the identity here, so that a malformed identity is found when the file is read.
     Identity.parse(texts["identity"])
     return Credentials(
         addresses=tuple(addresses),

@@ -246,7 +246,7 @@ class IntervalSet:
     def _replace(self, low: int, high: int, put: list[int]) -> int:
         """Replaces boundaries. Returns the count of numbers by which the set has grown."""
         bounds = self._bounds
-        # Move both positions to even positions. So only whole intervals are counted.
+        # Move both positions to even positions, so that only whole intervals are counted.
         before = self._length(low - ((low - self._head) & 1), high + ((high - self._head) & 1))
         bounds[low:high] = array("q", put)
         high = low + len(put)
@@ -272,7 +272,7 @@ class IntervalSet:
             # Clear the set, because `add_run` would otherwise extend intervals that were skipped.
             self.clear()
         elif head >= CUT_OFF_FROM and head * 2 > len(self._bounds):
-            # Delete boundaries only when more than half of them are skipped. So a deletion moves at
-            # most as many boundaries as it deletes.
+            # Delete boundaries only when more than half of them are skipped, so that a deletion
+            # moves at most as many boundaries as it deletes.
             del self._bounds[:head]
             self._head = 0

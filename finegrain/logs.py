@@ -65,7 +65,7 @@ def configure_logging(options: LogOptions) -> None:
     ]
     structlog.configure(
         processors=[
-            # Filter first. So events below the level are not formatted.
+            # Filter first, so that events below the level are not formatted.
             structlog.stdlib.filter_by_level,
             *shared,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
@@ -125,5 +125,5 @@ def _renderers(form: str) -> list[Any]:
     tracebacks = structlog.processors.ExceptionRenderer(
         structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     )
-    # If JSON does not support a value, write it as text. So the line is not lost.
+    # If JSON does not support a value, write it as text, so that the line is not lost.
     return [tracebacks, structlog.processors.JSONRenderer(default=str)]

@@ -126,7 +126,8 @@ class MetricsServer:
         self._connections[task] = None
         try:
             with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-                # The timeout includes reading and writing. So a caller that stalls is disconnected.
+                # The timeout includes reading and writing, so that a caller that stalls is
+                # disconnected.
                 async with asyncio.timeout(REQUEST_TIME_MAX_S):
                     await self._serve(reader, writer)
         finally:

@@ -103,7 +103,7 @@ def counted(number: int, noun: str) -> str:
 def format_cpu(cpu_milli: int) -> str:
     """Returns cores for people: "0.5", "12"."""
     whole, rest = divmod(cpu_milli, 1000)
-    # Remove zeros first, and then the dot. So the zero of "10" is not removed.
+    # Remove zeros first, and then the dot, so that the zero of "10" is not removed.
     return f"{whole}.{rest:03d}".rstrip("0").rstrip(".")
 
 

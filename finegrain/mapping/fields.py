@@ -91,10 +91,11 @@ def _hints_of(kind: type) -> Mapping[str, Any]:
     Any. No mapper uses these fields.
     """
     known: dict[str, Any] = {}
-    # Read base classes first. So the annotation of a subclass has priority.
+    # Read base classes first, so that the annotation of a subclass has priority.
     for base in reversed(kind.__mro__):
         for name, annotation in vars(base).get("__annotations__", {}).items():
-            # Evaluate one annotation at a time. So a failure does not affect the other annotations.
+            # Evaluate one annotation at a time, so that a failure does not affect the other
+            # annotations.
             alone = SimpleNamespace(__annotations__={name: annotation})
             try:
                 known |= get_type_hints(alone, vars(sys.modules[base.__module__]))

@@ -103,7 +103,7 @@ def read_pairs(key: type, read: Reader, frozen: bool, data: Any, where: str) -> 
     if type(data) is not dict:
         check_object("", data, where)
     pairs = {key(name): read(item, f"{where}[{name}]") for name, item in data.items()}
-    # Sort the pairs. So equal mappings are equal as tuples.
+    # Sort the pairs, so that equal mappings are equal as tuples.
     return tuple(sorted(pairs.items())) if frozen else pairs
 
 

@@ -187,7 +187,8 @@ class JsonCodec:
             # Leave out a field only if a reader can supply the value: None, or the default.
             may_lack = each.optional if form.omit == "none" else not each.required
             if may_lack and each.name not in form.always.split():
-                # The test binds `item`. So the next line does not have to read the attribute again.
+                # The test binds `item`, so that the next line does not have to read the attribute
+                # again.
                 item = f"item := value.{each.name}"
                 test = f"({item}) is not None"
                 test = test if form.omit == "none" else _differs(source, each, item)

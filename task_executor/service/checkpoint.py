@@ -236,7 +236,7 @@ def read_document(path: Path) -> dict[str, Any] | None:
 def encode_document(content: dict[str, Any]) -> str:
     """Returns the text of a file: the content with version and checksum."""
     body = json.dumps(content, separators=(",", ":"), sort_keys=True)
-    # Store the content as text. So the checksum does not depend on how a reader prints JSON.
+    # Store the content as text, so that the checksum does not depend on how a reader prints JSON.
     return json.dumps({"version": FORMAT_VERSION, "sha256": _digest(body), "content": body})
 
 
@@ -257,7 +257,8 @@ def decode_document(text: str, path: Path) -> dict[str, Any]:
         intact = document["sha256"] == _digest(body)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise DamagedError("incomplete, or not a file of the executor") from None
-    # Check the version before the checksum. So a file of a newer version does not count as damaged.
+    # Check the version before the checksum, so that a file of a newer version does not count as
+    # damaged.
     if version > FORMAT_VERSION:
         raise ConfigurationError(
             f"{path} was written by a newer version of finegrain (format {version}, this one "
@@ -295,7 +296,7 @@ def parse_state(content: dict[str, Any], damage: list[str]) -> SavedState:
     Raises:
         DamagedError: another part is missing or has the wrong type.
     """
-    # Read each slot and the policy separately below. So one bad slot does not make other slots
+    # Read each slot and the policy separately below, so that one bad slot does not make other slots
     # unreadable.
     parts = {name: value for name, value in content.items() if name not in ("slots", "policy")}
     try:

@@ -131,8 +131,8 @@ class CommandRunner:
     async def _run_once(
         self, numbers: CommandNumbers, proof: EpochProof, work: Callable[[], Awaitable[Answer]]
     ) -> Answer:
-        # If the caller disconnects, the shield lets the command continue. So no command is executed
-        # only partly.
+        # If the caller disconnects, the shield lets the command continue, so that no command is
+        # executed only partly.
         running = asyncio.create_task(self._admit(numbers, proof, work))
         self._running.add(running)
         running.add_done_callback(self._running.discard)

@@ -30,7 +30,8 @@ class GroupCommit:
         """
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
-            # Read the exception of a commit that no caller waits for. So asyncio does not log it.
+            # Read the exception of a commit that no caller waits for, so that asyncio does not log
+            # it.
             self._next.add_done_callback(lambda done: done.cancelled() or done.exception())
         if self._running is None:
             self._running = asyncio.create_task(self._run())

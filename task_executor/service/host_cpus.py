@@ -62,7 +62,7 @@ def _policy(options: TaskExecutorOptions, reserved: CpuSet) -> HostPolicy:
         alignment=_word(
             "alignment_policy", options.alignment_policy, NumaPolicy, NumaPolicy.DEFAULT
         ),
-        # Use None instead of an empty set. So a kubelet or an administrator can reserve cpus.
+        # Use None instead of an empty set, so that a kubelet or an administrator can reserve cpus.
         reserved_cpus=reserved or None,
         reserved_strict=options.reserved_cpus_strict if reserved else None,
         default_bind=_word(

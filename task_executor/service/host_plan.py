@@ -267,7 +267,7 @@ def _total(
 ) -> dict[str, int]:
     cpu_milli = _cpu_milli(options, capacity)
     percent = _not_negative("best_effort_percent", options.best_effort_percent)
-    # Round down. So best-effort slots never book more than this percentage.
+    # Round down, so that best-effort slots never book more than this percentage.
     best_effort = _best_effort_milli(options, topology, capacity) * percent // 100
     total = {CPU_MILLI: cpu_milli, BEST_EFFORT_CPU_MILLI: best_effort}
     total |= _hugepages(options, nodes)

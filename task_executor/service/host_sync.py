@@ -90,7 +90,7 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     for what in keeper.directory.damage:
         log.error("state_damaged", damage=what, path=str(keeper.directory.path))
     keeper.directory.damage.clear()
-    # Save the new count of starts. So the next start uses other report numbers.
+    # Save the new count of starts, so that the next start uses other report numbers.
     await keeper.save_or_log()
     log.info("recovered", slots=len(keeper.table), tasks=len(keeper.tasks))
 

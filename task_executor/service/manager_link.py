@@ -160,7 +160,7 @@ class ManagerLink:
         # The pause grows only after all addresses were tried, so that each address is tried soon.
         rounds = (self._failures - 1) // self._several
         backoff_s: float = min(BACKOFF_S_MIN * 2 ** min(rounds, 10), BACKOFF_S_MAX)
-        # Add jitter. So the executors of a cluster do not all call the RM at the same moment.
+        # Add jitter, so that the executors of a cluster do not all call the RM at the same moment.
         return backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
     async def close(self) -> None:

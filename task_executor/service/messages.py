@@ -68,7 +68,7 @@ def spec_from_proto(
             expected = f"the cpus of the assignment ({assignment.cpus}), or empty"
             raise InvalidArgument(f"{where}.cpus", slot.cpus, expected)
         cpus = assignment.cpus
-    # Fill in the defaults. So equal orders give equal specs.
+    # Fill in the defaults, so that equal orders give equal specs.
     return SlotSpec(
         allocation_id=check_id(f"{where}.allocation_id", slot.allocation_id),
         generation=check_generation(slot.generation, f"{where}.generation"),

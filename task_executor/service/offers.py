@@ -120,7 +120,8 @@ class Offers:
                     error if isinstance(error, FinegrainError) else error_from_rpc(error, address)
                 )
                 log.info("offer_failed", target_address=address, error=shown.message)
-            # Add jitter. So several executors do not call the same job master at the same moments.
+            # Add jitter, so that several executors do not call the same job master at the same
+            # moments.
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
             pause_s = min(pause_s * 2, PAUSE_S_MAX)
 

@@ -136,7 +136,8 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
     if slot is None or wanted is None:
         return Outcome(key, error=slot_removed(key))
     begun = time.monotonic()
-    # Quotas of operators must shrink before the limits. So operators can return memory in time.
+    # Quotas of operators must shrink before the limits, so that operators can return memory in
+    # time.
     keeper.operators.size_changed(key)
     await keeper.before_shrink(key)
     # If an earlier attempt has possibly changed the limits on the host, continue in spite of this

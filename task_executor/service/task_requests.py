@@ -67,11 +67,11 @@ def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
         raise InvalidArgument(
             "spec.output_limit_bytes", spec.output_limit_bytes, f"0 to {OUTPUT_BYTES_MAX}"
         )
-    # Serialize deterministically, without the time to wait. So a repeated submission has the same
-    # digest.
+    # Serialize deterministically, without the time to wait, so that a repeated submission has the
+    # same digest.
     request.ClearField("wait")
     content = request.SerializeToString(deterministic=True)
-    # Check every field before the task is created. So an invalid request has no effect.
+    # Check every field before the task is created, so that an invalid request has no effect.
     return Submission(
         task_id=check_id("task_id", request.task_id),
         key=SlotKey(

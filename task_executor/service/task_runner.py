@@ -128,7 +128,7 @@ class TaskRunner:
             Unavailable: the executor is stopping, or the task could not be started or recorded.
         """
         submission = submission_of(request)
-        # Check the token first. So other jobs learn nothing from the errors below.
+        # Check the token first, so that other jobs learn nothing from the errors below.
         owner = shown.check_slot(*submission.key)
         check_not_overridden(self._keeper.table.devices.host, submission.env)
         task = self._existing_task(submission, shown.caller)
@@ -141,9 +141,9 @@ class TaskRunner:
             self._make_room(submission.key)
             task = self._new_task(submission, slot, owner)
             self._keeper.operators.register_task(task)
-            # Add the task before the first wait. So a repeated submission finds it.
+            # Add the task before the first wait, so that a repeated submission finds it.
             self._tasks.add(task)
-            # If the caller disconnects, the shield lets the start continue. So no task is left
+            # If the caller disconnects, the shield lets the start continue, so that no task is left
             # partly started.
             begun = asyncio.create_task(self._start_new(task, submission, slot))
             self._starting.add(begun)

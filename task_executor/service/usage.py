@@ -88,7 +88,7 @@ class Meter:
         elapsed_s = now - self._measured_at
         if elapsed_s < MEASURE_S_MIN:
             return
-        # Set the time before the call. So a slow helper is not called again at once.
+        # Set the time before the call, so that a slow helper is not called again at once.
         self._measured_at = now
         host = self._host.measure()
         if not len(self._keeper.table):
