@@ -1,9 +1,9 @@
 """Manages one executor of the process provider: creates and removes its directory and processes.
 
-    executors/ID/claim.json the executor's share; written before a process is started
+    executors/ID/claim.json      the executor's share; written before a process is started
     executors/ID/executor.toml   the executor's configuration; the path also identifies the
                                  front's process
-    executors/ID/front.json the front that was started last, and the number of fronts started so far
+    executors/ID/front.json      the front that was started last, and the number of starts so far
     executors/ID/output          the executor's output
     executors/ID/output.earlier  the output before the last truncation
     executors/ID/state/          the executor's own state directory
@@ -198,13 +198,13 @@ class ExecutorDirectory:
         return front
 
     def served(self) -> bool:
-        """Returns True if a front served and did not shut down cleanly afterwards. Tasks of such a
+        """Returns whether a front served and did not shut down cleanly afterwards. Tasks of such a
         front possibly still run.
         """
         return (self.state_dir / "endpoint.json").exists()
 
     def may_restart(self) -> bool:
-        """Returns True if a front was killed and can be restarted."""
+        """Returns whether the front was killed and can be restarted."""
         # If there is no endpoint file, the front shut down cleanly, or never served.
         return self.served() and int(self._note().get("starts", 0)) <= RESTARTS_MAX
 
@@ -305,8 +305,8 @@ class ExecutorDirectory:
             front.signal(signal.SIGTERM)
             in_order = front.wait(timeout_s, cancellation)
             if not in_order:
-                # `wait` also returns early if the attempt was cancelled. In that case, nothing may
-                # be killed yet.
+                # `wait` also returns before the timeout if the attempt was cancelled. In this case,
+                # no process must be killed yet.
                 _go_on(cancellation)
                 front.signal(signal.SIGKILL)
                 front.wait(KILL_WAIT_S)

@@ -243,7 +243,7 @@ def _stat(pid: int) -> tuple[str, int] | None:
     process.
     """
     try:
-        # The process's name is in parentheses and may have spaces and parentheses itself.
+        # The process's name is in parentheses, and the name itself can have spaces and parentheses.
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
         return fields[0], int(fields[19])  # fields 3 and 22 of proc(5)
     except (OSError, IndexError, ValueError):

@@ -1,4 +1,4 @@
-"""Runs one scheduling cycle, which handles the event `Decide`. Its stages:
+"""Runs one scheduling cycle, which handles the event `Decide`. The stages of a cycle:
 
     for each candidate in queue order (group, then job, then arrival):
         quota     does the candidate stay below the maximum of its groups?
@@ -222,7 +222,8 @@ class _Placement:
     def _serve_in_order(self) -> None:
         """Serves gangs, resizes, and job queues whose classes have room, in queue order."""
         queue, budget = self._queue, self._budget
-        # Requests of many jobs are placed together for as long as this changes no job's share.
+        # Place requests of many jobs together, as long as the joint placement changes no job's
+        # share.
         while len(queue.by_job) > 1 and budget.placements > 0 and self._joint.is_possible():
             if self._joint.serve(self._placer, budget, self._served) < JOINT_MIN:
                 break

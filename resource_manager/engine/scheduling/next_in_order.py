@@ -7,7 +7,8 @@ request that fits on another executor has already been placed.
 
 Example: job A has the virtual time 130, of which 20 is the lookahead of the slot. Job B has the
 virtual time 120, and a pending request that fits on the slot's executor. Without the slot, A has
-the virtual time 110, so A would be served next. If B had 100, B would be served next.
+the virtual time 110, so A would be served next. If B had the virtual time 100, B would be served
+next.
 
 If there are too many jobs to compare, the result is "another job". A pending gang counts as fitting
 if one of its members fits, because only a search could check the whole gang. If one of these two

@@ -80,9 +80,9 @@ def own_job_of(owner: ReservationOwner) -> str:
     """Returns the job whose slots count as if they never ended. The result is empty if there is no
     such job.
 
-    For the waiting requests of a job, this is their own job. Its requests are served one after
-    another, so slots of its earlier requests end all the time. A gang or a slot that grows is
-    served only once, so there is no such job.
+    If the owner is a request, this is the owner's job: its requests are served one after another,
+    so slots of earlier requests end all the time. A gang or a slot that grows is served only once,
+    so there is no such job.
     """
     return "" if isinstance(owner.waiter, int) else owner.job_id
 
@@ -114,8 +114,8 @@ class ReservationSearch:
 
     @cached_property
     def requests(self) -> Sequence[MemberRequest]:
-        """The member requests of the owner, with the hosts that they must avoid now. Empty if the
-        owner is a slot that must grow.
+        """The member requests of the owner, with the hosts that they must avoid now. There are none
+        if the owner is a slot that must grow.
         """
         owner, state = self.owner, self.state
         if self._waiting is not None:
@@ -337,7 +337,7 @@ class ReservationSearch:
         *,
         one_each: bool,
     ) -> list[Share] | None:
-        """Gives each unit the host with the smallest missing part. The largest unit is first.
+        """Gives each unit the host with the smallest missing part, beginning with the largest unit.
         Returns None if a unit gets no host.
         """
         # Forget the hosts that members got when another value of the label was tried.
@@ -395,9 +395,9 @@ class ReservationSearch:
         return need
 
     def _missing(self, host: Host, members: Members) -> int | None:
-        """Returns the missing part of a host for these members and the members that already got the
-        host. With estimates of run times, returns the moment when the host will have room for all
-        of them. Returns None if they do not fit.
+        """Returns the missing part of a host for these members plus the members to which the search
+        has already given the host. With estimates of run times, returns the moment when the host
+        will have room for all of them instead. Returns None if they do not fit.
         """
         need = self._need_with(host, members)
         if need is None or self._times is not None:

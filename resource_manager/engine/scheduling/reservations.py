@@ -91,10 +91,10 @@ reservation lasts for years.
 """
 
 EARLIER_MAX = 64
-"""At most this many jobs with earlier requests of the same class are compared."""
+"""An owner is compared with at most this many jobs that have earlier requests of the same class."""
 
 RIVALS_MAX = 256
-"""At most this many jobs with smaller pending requests are compared."""
+"""A waiter's job is compared with at most this many jobs that have smaller pending requests."""
 
 
 def serve_owners(state: State) -> None:
@@ -106,8 +106,8 @@ def serve_owners(state: State) -> None:
         if not why and has_room(state, each):
             ReservationSearch(state, each.owner).place(each)
             why = "placed there"
-        # In this case the owner only replaces an ended slot of its own job, so the job gets no more
-        # capacity than before. So the reservation stays for the job's next request.
+        # An owner that passes `_may_replace` only replaces an ended slot of its own job, so the job
+        # gets no more capacity than before. The reservation stays for the job's next request.
         elif not why and _may_replace(search := ReservationSearch(state, each.owner), each):
             search.place(each)
             state.hosts.touch(state.hosts[next(iter(each.hosts))])

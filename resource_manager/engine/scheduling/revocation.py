@@ -3,11 +3,11 @@
 A request can allow its slot to be *revocable*. A revocable slot is booked like any other slot. If a
 request or gang that is not revocable fits on no host, the engine looks for the least costly set of
 revocable slots whose capacity is sufficient. This is the set with the fewest slots. If several sets
-have the fewest slots, it is the set with the least service (cost times run time). These slots are
-*revoked*: their requests return to their places in the queue, and their tasks get a signal and a
-grace time. The request is placed in the same step, so no other request gets the capacity. When the
-revoked slots have ended, the executor gets the order to carve the new slot. Until then, the
-executor gets no order to carve a slot.
+have the fewest slots, it is the set with the least service (cost times run time). The slots of this
+set are *revoked*: their requests return to their places in the queue, and their tasks get a signal
+and a grace time. The request that needs the capacity is placed in the same step, so that no other
+request gets the capacity. When the revoked slots have ended, the executor gets the order to carve
+the new slot. Until then, the executor gets no order to carve a slot.
 
 Slots that are not revocable are never taken back, and no slot is taken back because of fairness.
 Free capacity, and capacity that becomes free without a revocation, is used first.
@@ -16,7 +16,8 @@ Example: a host has 8 cpus, three revocable slots of 2 cpus and another slot of 
 for 4 cpus arrives. The two revocable slots that were placed last are revoked for it.
 
 A request has at most one revocation in flight, because a placed request does not wait any more. If
-the request ends before its executor has the order to free a revoked slot, the slot stays.
+the placed request ends before its executor has got the order to free a revoked slot, the revoked
+slot stays.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ HOSTS_MAX = 512
 """At most this many hosts with revocable slots are compared for one request."""
 
 SETS_MAX = 256
-"""At most this many sets of slots are compared on one host. If they are not enough, the search ends
-with a set in which every slot is necessary.
+"""At most this many sets of slots are compared on one host. If no set was found among them, the
+search ends with a set in which every slot is necessary.
 """
 
 Found = tuple[Host, tuple[Slot, ...]]

@@ -6,9 +6,9 @@ back, but reuse saves the time to free the slot and to carve a new slot. If reus
 the job must give the slot back, and the slot's request ends with the reason.
 
 Example: job A has a slot whose work is done, and a pending request for an equal slot. Job B waits
-for a slot that would fit on the same host. If the slot is not counted and A has the lower virtual
-time, the pending request of A becomes RELEASED with the reason REUSED, and A keeps the slot.
-Otherwise the slot is freed with the reason FAIR_SHARE.
+for a slot that would fit on the same host. The slot is not counted in the virtual time of A. If A
+has the lower virtual time, the pending request of A becomes RELEASED with the reason REUSED, and A
+keeps the slot. Otherwise the slot is freed with the reason FAIR_SHARE.
 
 The decisions for the slots of a call are made one after another. The results are stored in the
 requests that ended. So a repeated call gets the same results, even after a restart. Messages do not
