@@ -1,7 +1,7 @@
 """Starts the `finegrain` script.
 
-If only the client is installed (plain `pip install finegrain`), the command line's dependencies are
-missing. The script then prints one clear line instead of a traceback.
+If only the client is installed (plain `pip install finegrain`), the dependencies of the command
+line are missing. In this case, the script prints one clear line instead of a traceback.
 """
 
 import atexit
@@ -13,10 +13,10 @@ import sys
 _NEEDED = ("typer", "rich", "pydantic")
 _EXIT_USAGE = 2
 _COLLECT_AFTER = 100_000
-"""Number of new objects after which Python searches for cycles.
+"""Number of new objects after which Python searches for cycles of objects (garbage collection).
 
-With the default of 700, the searches take a tenth of the CPU time of a short command. The resource
-manager sets other thresholds.
+With Python's default of 700, the searches would take a tenth of the CPU time of a short command.
+The resource manager sets its own thresholds later.
 """
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     # usual handler again before it calls a command.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from importlib.util import find_spec  # takes long enough to be interrupted
+    from importlib.util import find_spec  # this import takes so long that Ctrl-C can interrupt it
 
     missing = [module for module in _NEEDED if find_spec(module) is None]
     if missing:

@@ -36,10 +36,11 @@ def backup_authority(state_dir: Path, file: Path, passphrase: str) -> Authority:
 
 
 def read_backup(file: Path, passphrase: str) -> Authority:
-    """Reads an encrypted file of `backup_authority`.
+    """Reads an encrypted file that `backup_authority` has written.
 
     Raises:
-        ConfigurationError: the file cannot be read or is no backup, or the passphrase is wrong.
+        ConfigurationError: the file cannot be read, the file is not a backup, or the passphrase is
+            wrong.
     """
     try:
         with file.open("rb") as opened:
@@ -126,7 +127,7 @@ def make_folder(folder: Path) -> None:
 
 
 def give_to_owner(state_dir: Path, folder: Path) -> None:
-    """Gives the files to the owner of the state directory, who runs the daemon."""
+    """Gives the files to the owner of the state directory, because this user runs the daemon."""
     owner = state_dir.stat()
     if os.geteuid() == 0 and owner.st_uid != 0:
         lock = state_dir / LOCK_FILE

@@ -115,7 +115,8 @@ def add_authority(state_dir: Path, files: tuple[Path, Path] | None) -> Authority
         )
     if added.key.public_key() == present.key.public_key():
         raise InvalidArgument("--key", "the present authority's key", "another key")
-    # Write the key first: a trusted authority that can never sign would be useless.
+    # Write the key before the certificate. If the second write fails, a key without a trusted
+    # authority does no harm, but a trusted authority without its key could never sign.
     write_private_file(folder / NEXT_KEY_FILE, added.private_key_pem)
     write_private_file(folder / AUTHORITY_FILE, present.certificate_pem + added.certificate_pem)
     give_to_owner(state_dir, folder)
@@ -123,7 +124,8 @@ def add_authority(state_dir: Path, files: tuple[Path, Path] | None) -> Authority
 
 
 def check_usable(state_dir: Path) -> None:
-    """Checks that an authority was added, and that the resource manager gives it to members.
+    """Checks that an authority was added, and that the resource manager gives the added authority
+    to members.
 
     Raises:
         FailedPrecondition: no authority was added, or the resource manager does not yet give the
@@ -203,7 +205,8 @@ def drop_authorities(state_dir: Path) -> AuthorityInfo:
 
 
 def wait_until_used(state_dir: Path) -> bool:
-    """Waits until the resource manager that runs in a state directory uses its authorities.
+    """Waits until the resource manager that runs in a state directory uses the authorities of this
+    directory.
 
     Returns:
         False if no resource manager runs in the directory. A resource manager then uses the

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 COMPLETE_VARIABLE: Final = "_FINEGRAIN_COMPLETE"
-"""The environment variable that the completion scripts of shells set."""
+"""Name of the environment variable that the completion scripts of shells set."""
 
 SECTIONS: Final[dict[str, dict[str, str]]] = {
     "Run work": {"run": "run", "batch": "batch", "batches": "batch", "job": "job"},
@@ -101,7 +101,7 @@ class CommandTree(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Finds the command of these arguments. The error for an unknown command names similar
+        """Finds the command that the arguments name. The error for an unknown command names similar
         commands.
         """
         if args and args[0] not in MODULES:
@@ -126,7 +126,7 @@ class CommandTree(TyperGroup):
 
 
 def loaded(module: str) -> dict[str, Any]:
-    """Imports a module of `commands`, and returns the commands that it registers, by name."""
+    """Imports a module of `commands`. Returns the commands that the module registers, by name."""
     part = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
     import_module(f"finegrain_cli.commands.{module}").register(part)
     commands: dict[str, Any] = dict(get_group(part).commands)
@@ -171,7 +171,7 @@ def _skip_conversions(command: Any) -> None:
     get_params = command.get_params
 
     def get_fast_params(ctx: Any) -> Any:
-        found = get_params(ctx)  # this includes the option --help, which is not in `params`
+        found = get_params(ctx)  # `params` would not include the option --help
         for parameter in found:
             if not isinstance(parameter.get_runtime_param, _FastParameter):
                 parameter.get_runtime_param = _FastParameter(parameter)
@@ -200,7 +200,8 @@ class _FastParameter:
         try:
             return self._typers().coerce(value, param=param, ctx=ctx)
         except typer.BadParameter as error:
-            # pydantic writes the class of its error in front of the sentence, and names no value.
+            # The message of pydantic begins with the class of the error, and does not name the
+            # value.
             error.message = error.message.removeprefix("Value error, ")
             _, prefix, expected = error.message.partition("Input should be ")
             if prefix:

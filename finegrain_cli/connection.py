@@ -89,7 +89,8 @@ def open_cluster_async(budget_s: float) -> finegrain_client.Cluster:
 
 @asynccontextmanager
 async def open_connection(budget_s: float) -> AsyncIterator[Connection]:
-    """Yields a connection for calls of the protocol, and closes it.
+    """Yields a connection for calls of the protocol. The connection is closed at the end of the
+    context.
 
     Args:
         budget_s: time limit of one call including all retries.

@@ -59,7 +59,9 @@ class Invocation:
 
 
 def warn_of(configuration: Configuration) -> None:
-    """Prints the configuration's warnings, such as renamed keys, on standard error."""
+    """Prints the configuration's warnings on standard error, for example warnings about renamed
+    keys.
+    """
     for warning in configuration.warnings:
         print(f"warning: {warning}", file=sys.stderr)
 

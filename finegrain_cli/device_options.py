@@ -48,7 +48,8 @@ def device_dimensions(name: str) -> tuple[str, ...]:
     """Returns the dimensions to which a limit with this name applies. Returns no dimensions if the
     name does not mean devices.
 
-    `device.NAME` always names a configured device type, and `extended.NAME` a countable resource.
+    `device.NAME` always names a configured device type. `extended.NAME` always names a countable
+    resource.
 
     Raises:
         InvalidArgument: the name begins like a name of GPU amounts, but is not such a name.
@@ -64,7 +65,8 @@ def device_dimensions(name: str) -> tuple[str, ...]:
 
 
 def device_limit(option: str, name: str, text: str) -> int:
-    """Returns a limit in the unit of its dimension. `text` is in the unit of `finegrain run`.
+    """Returns a limit in the unit of its dimension. `text` is in the unit that `finegrain run`
+    uses.
 
     Raises:
         InvalidArgument: `text` is not a valid amount.
@@ -136,7 +138,7 @@ class DeviceOptions:
         return _about_options(error, self._typed()) if _FIELD.search(error.field) else error
 
     def hints(self) -> tuple[fg.DeviceHint, ...]:
-        """Returns hints for the GPU model, and for NICs, which must be near the GPUs."""
+        """Returns a hint for the GPU model, and a hint that NICs must be near the GPUs."""
         import finegrain_client
 
         found = []
@@ -178,7 +180,7 @@ def _hundredths(option: str, text: str) -> int:
     """Returns a number of devices in hundredths.
 
     Raises:
-        InvalidArgument: `text` is not a number, or is above 1 and not a whole number.
+        InvalidArgument: `text` is not a number, or it is a number above 1 that is not whole.
     """
     hundredths = _in_hundredths(option, text)
     if hundredths > WHOLE and hundredths % WHOLE:
@@ -189,7 +191,7 @@ def _hundredths(option: str, text: str) -> int:
 
 
 def _in_hundredths(option: str, text: str) -> int:
-    """Returns a number of devices in hundredths. The number of devices need not be whole."""
+    """Returns a number of devices in hundredths. The number of devices can have decimal places."""
     if not _NUMBER.fullmatch(text):
         raise InvalidArgument(option, text, "a number such as 2 or 0.5, in hundredths at the most")
     return int(Decimal(text) * WHOLE)

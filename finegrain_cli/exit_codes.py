@@ -1,8 +1,8 @@
 """Defines the exit codes of the `finegrain` command. docs/cli.md lists these codes, and they must
 not change.
 
-`finegrain run` returns the exit code of its command. For failures of `finegrain run` itself, it
-uses the codes of shells and container tools (125 to 128).
+`finegrain run` returns the exit code of its command. If `finegrain run` itself fails, it returns
+the codes that shells and container tools use (125 to 128).
 """
 
 from __future__ import annotations

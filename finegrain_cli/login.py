@@ -58,8 +58,8 @@ def find_login_socket(state_dir: Path) -> Path | None:
 
 
 def at_socket(path: Path, role: Role) -> Credentials:
-    """Gets credentials from a resource manager on this host, which reads the caller's user from the
-    kernel.
+    """Gets credentials from a resource manager on this host. The resource manager reads the
+    caller's user from the kernel.
 
     Args:
         path: the socket of the resource manager.
@@ -93,9 +93,10 @@ def at_socket(path: Path, role: Role) -> Credentials:
 
 
 def again(expired: Credentials, addresses: Sequence[str]) -> Credentials:
-    """Renews credentials that have expired. Uses the join port that belongs to each address.
+    """Renews credentials that have expired. The function calls the join port, whose number it
+    computes from each address.
 
-    The function does not find a resource manager whose join port is configured differently.
+    If a resource manager has another join port, the function does not find this resource manager.
 
     Raises:
         Unauthenticated: the credentials expired too long ago, or were denied.

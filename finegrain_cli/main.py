@@ -67,8 +67,8 @@ def _options(
         typer.Option("--color", help="Whether the output has color; auto: only on a terminal."),
     ] = ColorChoice.AUTO,
 ) -> None:
-    # Set the usual handler again, which `__main__` has removed. If the caller ignores Ctrl-C
-    # (nohup, background jobs), Ctrl-C stays ignored.
+    # Set the usual handler of Ctrl-C again, because `__main__` has removed this handler. If the
+    # caller ignores Ctrl-C, as for background jobs of a shell, Ctrl-C stays ignored.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     choose_colour(color)

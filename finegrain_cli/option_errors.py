@@ -43,7 +43,7 @@ _RULE: Final = re.compile(
     re.DOTALL,
 )
 _NUMBER: Final = re.compile(r"(?<![\w.])\d{2,18}(?![\w.])")
-# Replace only these names in prose, because all other names are also plain words.
+# Within sentences, replace only these names, because all other names are also plain words.
 _TECHNICAL: Final = "|".join(re.escape(name) for name in _OPTIONS if re.search("[_.]", name))
 _NAME: Final = re.compile(rf"\b(?:the profile's )?({_TECHNICAL})\b")
 _ADVICE: Final = "; request less, or let it wait for another executor (allow_pending)"

@@ -321,7 +321,7 @@ def slot_spec(
     expected_run_time: str = "",
     wait_timeout: str = "",
 ) -> fg.SlotSpec:
-    """Returns the slot that these options request. The texts are as the user typed them.
+    """Returns the slot that the options request. The arguments are texts as the user typed them.
 
     Raises:
         InvalidArgument: an option cannot be decoded.

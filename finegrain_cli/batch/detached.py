@@ -1,4 +1,5 @@
-"""Starts a runner in the background, in its own session, with a log beside the state file.
+"""Starts a runner in the background, in a separate session. The log of the runner is beside the
+state file.
 
 A batch has started when its runner has a job and has reported progress.
 """
@@ -72,8 +73,8 @@ def start_detached(state_file: Path) -> BatchStatus:
     def has_started(pid: int) -> bool:
         batch = read_status(state_file)
         update_time = batch.progress.update_time
-        # Ignore the progress of an earlier runner, which does not show that this runner has
-        # started.
+        # Ignore the progress of an earlier runner, because this progress does not show that the new
+        # runner has started.
         is_working = batch.runner_pid == pid and bool(batch.job_id)
         return is_working and update_time is not None and update_time > start_time
 
@@ -91,7 +92,7 @@ def start_runner(
 
     Args:
         arguments: arguments of `finegrain`.
-        state_file: the state file, in whose directory the log is written.
+        state_file: the state file. The log is written to the same directory.
         has_started: a function that returns True if the process with this pid works on the state
             file.
 

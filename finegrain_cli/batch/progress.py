@@ -25,7 +25,9 @@ is in one of these states.
 """
 
 LINE_EVERY_S = 10.0
-"""Shortest time in seconds between two lines of progress, if standard error is not a terminal."""
+"""Shortest time in seconds between two lines of progress. It applies if standard error is not a
+terminal.
+"""
 
 
 class Display(Protocol):
@@ -35,7 +37,7 @@ class Display(Protocol):
         """Shows the current progress."""
 
     def say(self, message: str) -> None:
-        """Prints a message for people without breaking the bar."""
+        """Prints a message for people. The bar stays intact."""
 
     def close(self) -> None:
         """Ends the display and restores the terminal."""
@@ -138,7 +140,7 @@ class _Bar:
     def close(self) -> None:
         try:
             self._bar.stop()
-        except OSError:  # the terminal is closed; the batch continues
+        except OSError:  # the terminal is closed, but the batch continues
             discard_standard_error()
 
     def show(self, progress: Progress) -> None:

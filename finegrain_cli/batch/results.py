@@ -50,7 +50,7 @@ def batch_dict(batch: BatchStatus) -> dict[str, Any]:
 
 
 def write_results(batch: BatchStatus) -> None:
-    """Writes results.json (all data) and results.csv (a row per thread).
+    """Writes results.json with all data, and results.csv with one row for each thread.
 
     Each file is replaced atomically. For a batch without a results directory, the function writes
     nothing.

@@ -171,7 +171,7 @@ async def _end_leftover_job(path: Path) -> None:
 
 
 async def check_connection() -> None:
-    """Connects once. So a wrong address causes an error before a file is created."""
+    """Connects once, so that a wrong address causes an error before a file is created."""
     async with open_cluster_async(PATIENCE_S) as cluster:
         await cluster.info()
 

@@ -226,7 +226,7 @@ def _wanted_role(role: str, name: str, days: int) -> Role:
     wanted = Role(role)
     if wanted.is_named and not name:
         raise InvalidArgument("--name", "not given", f"a name for the role {role}")
-    Identity("any", wanted, name)  # raises if the name is malformed
+    Identity("any", wanted, name)  # raises an error if the name is malformed
     if wanted is Role.OPERATOR and days:
         raise InvalidArgument("--days", days, "not given for the role operator: always 30 days")
     if not 0 <= days <= DAYS_MAX:
@@ -253,7 +253,7 @@ def _read_request(path: Path) -> bytes:
             data = x509.load_pem_x509_csr(data).public_bytes(Encoding.DER)
         except ValueError:
             raise InvalidArgument("--request", path, "a PKCS #10 request for a key") from None
-    key_of_request(data)  # raises if the key is of the wrong kind
+    key_of_request(data)  # raises an error if the key is of the wrong kind
     return data
 
 

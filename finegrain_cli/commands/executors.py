@@ -57,7 +57,7 @@ class _ListUnlessNamed(TyperGroup):
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Suggests the commands of the group, and the executors of the list."""
+        """Suggests the commands of the group, and the executors that `executors list` shows."""
         (argument,) = (
             each for each in self.commands[LIST].params if each.param_type_name == "argument"
         )

@@ -35,7 +35,7 @@ FINDINGS = (
     Column("finding", lambda row: row["message"]),
 )
 REPORTED = ("cpus", "announced", "now", "settings", "zones", "pools", "lost_cpus")
-"""Keys that the report on an executor's cpus adds to the executor's JSON form."""
+"""Keys that `topo` adds to the executor's JSON form, from the report on the executor's cpus."""
 
 STYLES = {"ok": Style.GOOD, "warn": Style.DOUBTFUL, "fail": Style.BAD}
 

@@ -317,7 +317,8 @@ def _full_subject(cluster: Cluster, text: str) -> str:
     """Returns the full id of the request, slot or job that `text` means. If there is none, returns
     `text`, which is then the id of an executor.
 
-    An unknown text is no error, because events are kept longer than jobs and executors.
+    A text that means no known object is not an error, because events are kept longer than jobs and
+    executors.
     """
     for find in (full_allocation_id, full_job_id):
         with suppress(NotFound):

@@ -253,7 +253,7 @@ def run(
       finegrain run --gpu 1 --timeout 1h -- nvidia-smi
       finegrain run --after last:any -- ./report.sh
     """
-    typed = dict(locals())  # all parameters, for errors
+    typed = dict(locals())  # all parameters; errors need the typed values
     enter_command(OutputFormat.TABLE, manager, credentials, config)
     try:
         from finegrain_cli.naming import dependencies
@@ -300,7 +300,7 @@ def run(
             env=tuple(env),
             cwd=cwd,
             user=user,
-            # All users see the name, so it has no folders and no arguments.
+            # All users see the name, so the name contains no folders and no arguments.
             name=name or Path(command[0]).name[:200] or "run",
             group=group,
             priority=priority,

@@ -325,7 +325,7 @@ def _weights(text: str) -> dict[str, float]:
 
 
 def _progress(order: str) -> Progress | None:
-    """Returns a function that shows progress, if standard error is a terminal."""
+    """Returns a function that shows progress, or None if standard error is not a terminal."""
     if not sys.stderr.isatty():
         return None
 

@@ -170,7 +170,7 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
 
 
 def executor_state_dir(executor: ExecutorSection) -> Path:
-    """Returns the state directory of the executor, even if it does not exist yet."""
+    """Returns the state directory of the executor, even if the directory does not exist yet."""
     return Path(executor.state_dir) if executor.state_dir else state_directory("executor")
 
 

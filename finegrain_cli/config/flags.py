@@ -38,7 +38,7 @@ def parameters(*sections: str) -> list[inspect.Parameter]:
 
 
 def flags_given(sections: tuple[str, ...], given: Mapping[str, Any]) -> list[Flag]:
-    """Returns the flags that were given, from the values of the `parameters`."""
+    """Returns the flags that were given. `given` has the values of the `parameters`."""
     found: list[Flag] = []
     for key in (key for section in sections for key in keys_of(section)):
         # Add the current name last, because a later flag of the same key has priority.

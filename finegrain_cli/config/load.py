@@ -102,7 +102,7 @@ def _merged(layers: Iterable[tuple[str, list[Value]]], problems: list[str]) -> C
         problems: mistakes that were found when the layers were read.
 
     Raises:
-        InvalidConfiguration: `problems` is not empty, or values are invalid.
+        InvalidConfiguration: `problems` is not empty, or a value is invalid.
     """
     merged: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
@@ -172,7 +172,7 @@ def _from_file(path: Path, problems: list[str]) -> list[Value]:
             values += _device_types(table, str(path), problems)
             continue
         for name, value in table.items():
-            # Store a renamed key under its new name, with a warning.
+            # Store the value of a renamed key under the new name, with a warning.
             key = RENAMED.get((section, name), name)
             if problem := _key_problem(section, key):
                 problems.append(f"{path}: {problem}")

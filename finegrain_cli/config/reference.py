@@ -48,7 +48,7 @@ def reference() -> str:
 
 
 def updated(page: str) -> str:
-    """Returns the page with current tables between the marks."""
+    """Returns the page with up-to-date tables between the marks."""
     before, _, rest = page.partition(BEGIN)
     return before + reference() + rest.partition(END)[2]
 

@@ -1,7 +1,7 @@
 """Finds the sources of the configuration, and the values that a call to a resource manager needs.
 
-This module does not import the model of the configuration. The model needs pydantic, whose import
-takes longer than a short command, and most users have no configuration.
+This module does not import the model of the configuration. The model needs pydantic, and the import
+of pydantic takes longer than a short command. Most users have no configuration.
 """
 
 from __future__ import annotations

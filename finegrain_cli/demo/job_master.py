@@ -1,9 +1,9 @@
 """Implements the demo's job master, which counts words in real files with the public client.
 
 Map tasks run in slots of many sizes. Reduce tasks read the output of map tasks from standard input.
-The demo also shows the explanation of a waiting request, a drained executor, a task that exceeds
-the memory of its slot, and a slot with a dedicated cpu. Two slots share a fake GPU, and another
-slot has two fake GPUs and a fake NIC near them.
+The demo also shows the explanation of a waiting request, and a drained executor. It shows a task
+that exceeds the memory of its slot, and a slot with a dedicated cpu. Two slots share a fake GPU,
+and another slot has two fake GPUs and a fake NIC near them.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ class Grade(StrEnum):
     """The severity of a finding."""
 
     OK = "ok"
-    WARN = "warn"  # works, but could be better
-    FAIL = "fail"  # does not work in this state
+    WARN = "warn"  # the examined part works, but could be better
+    FAIL = "fail"  # the examined part does not work in this state
 
 
 @dataclass(frozen=True, slots=True)

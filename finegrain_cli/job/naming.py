@@ -13,7 +13,7 @@ from finegrain.errors import NotFound
 
 
 def state_file_of(text: str) -> Path:
-    """Returns the state file of a job, as `find_state_file` finds it.
+    """Returns the state file that `find_state_file` finds for a job.
 
     Raises:
         NotFound: there is no such job.

@@ -15,7 +15,7 @@ from pathlib import Path
 from finegrain.options import ListenOptions
 
 ADDRESS_FILE = "up.address"
-"""The name of a file in the state directory, which stays after `finegrain up` has ended."""
+"""The name of a file in the state directory. The file stays after `finegrain up` has ended."""
 
 
 def write_address(state_dir: Path, address: str) -> None:

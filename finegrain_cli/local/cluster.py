@@ -76,9 +76,9 @@ class ExecutorNote:
 class LocalCluster:
     """One resource manager and some task executors on this host.
 
-    Use it in `with`, or call `start` and `stop`. `start` sets `address`, `metrics_address`,
-    `state_dir`, `notes` and `credentials_file` (with the role `operator`). With `scale`, it also
-    sets `scaled`.
+    Use an instance in `with`, or call `start` and `stop`. `start` sets `address`,
+    `metrics_address`, `state_dir`, `notes` and `credentials_file` (with the role `operator`). With
+    `scale`, it also sets `scaled`.
 
     Args:
         executors: number of executors, each with an equal part of this host. The number is not used

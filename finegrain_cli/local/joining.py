@@ -52,8 +52,8 @@ def write_join_tokens(
 
 
 def _is_member(state_dir: Path, executor_id: str, authorities: str) -> bool:
-    """Returns True if an executor has a certificate of this cluster. Removes a certificate of an
-    earlier authority.
+    """Returns True if an executor has a certificate of this cluster. If the certificate is of an
+    earlier authority, removes the certificate.
     """
     path = join_token_file(state_dir, executor_id).with_name(EXECUTOR_FILE)
     try:

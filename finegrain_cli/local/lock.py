@@ -25,7 +25,8 @@ POLL_INTERVAL_S = 0.1
 def take_lock(state_dir: Path, *, wait_s: float = SWEEP_WAIT_S) -> int:
     """Locks a state directory and returns the descriptor of the lock.
 
-    The lock is released when all copies of the descriptor are closed.
+    The lock is released when this process and all processes that inherit the descriptor have closed
+    it.
 
     Args:
         state_dir: state directory of the cluster.

@@ -42,7 +42,7 @@ IDLE_TIMEOUT_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The settings with which a local cluster grows and shrinks.
+    """The settings of a local cluster that starts and stops executors on demand.
 
     `executors_max` is the maximum number of executors at a time. `idle_timeout_ms` is the time
     after which an executor without slots is stopped.
@@ -129,7 +129,7 @@ class ScaledExecutors:
 
         Args:
             lock: descriptor of the state directory's lock. The sweeper inherits the lock, and keeps
-                it until all executors have ended.
+                the lock until all executors have ended.
         """
         self._sweeper = subprocess.Popen(
             [sys.executable, "-P", "-m", "finegrain_cli.local.sweeper"],

@@ -53,7 +53,7 @@ def signals_deferred() -> Iterator[None]:
     """Inside the context, SIGINT, SIGTERM and SIGHUP only print a message. So these signals do not
     interrupt the stop.
     """
-    # Python sets signal handlers only in the main thread.
+    # Python allows signal handlers only in the main thread.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

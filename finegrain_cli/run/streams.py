@@ -1,4 +1,4 @@
-"""Passes on the standard input and output of commands in slots.
+"""Passes standard input to commands in slots, and passes on their output.
 
 The bytes of a single command are passed on unchanged. The output of gang members is passed on line
 by line, with a label. This module also handles output to a pipe that its reader has closed.
@@ -66,8 +66,8 @@ class OutputTarget:
         """
         stream = self._file or (sys.stdout if name == "stdout" else sys.stderr).buffer
         async with self._one_at_a_time:
-            # Write in a thread, because a pipe or terminal can block for a long time. Meanwhile,
-            # the job's lease and the hold of the output must be renewed.
+            # Write in a thread, because a pipe or terminal can block for a long time. During this
+            # time, the event loop must renew the job's lease, and the hold of the task's output.
             try:
                 if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                     _write(stream, data)
@@ -176,7 +176,7 @@ async def _read_input() -> AsyncIterator[bytes]:
         ready = asyncio.Event()
         try:
             loop.add_reader(0, ready.set)
-        except PermissionError:  # epoll refuses a regular file, which is always readable
+        except PermissionError:  # epoll refuses regular files; they are always readable
             ready.set()
         try:
             await ready.wait()

@@ -40,7 +40,7 @@ async def granted(request: fg.Request, timeout_s: float | None) -> fg.Slot:
         raise _not_granted(error, timeout_s) from None
     except fg.StillWaiting:
         explanation = await request.explain(max_executors=1)
-        # A request that is placed but not granted yet has no reason for waiting.
+        # If a request is placed but not granted yet, the explanation has no reason.
         reason = f" [{explanation.primary_reason}]" if explanation.primary_reason else ""
         say(
             f"finegrain: waiting for a slot: {explanation.summary}{reason}; "

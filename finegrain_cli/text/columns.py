@@ -84,7 +84,9 @@ def amounts_text(amounts: Mapping[str, int]) -> str:
 
 
 def devices_of(amounts: Mapping[str, int]) -> dict[str, int]:
-    """Returns only the amounts of devices. The names have no prefix: "gpu-core"."""
+    """Returns only the amounts of devices. The names have no prefix: "gpu-core" for
+    "device.gpu-core".
+    """
     return {
         name.removeprefix(DEVICE_PREFIX): amount
         for name, amount in amounts.items()
@@ -168,7 +170,9 @@ def _best_effort(row: Row) -> str:
 
 
 def _used(row: Row) -> str:
-    """Returns the measured use of an executor's slots, or of a slot."""
+    """Returns the measured use of a slot or, in the row of an executor, of all slots of the
+    executor.
+    """
     used = row["used"]
     if used is None:
         return "-"
@@ -203,8 +207,8 @@ def _isolation(row: Row) -> str:
         return "-"
     # A driver that enforces all other amounts possibly does not enforce countable resources.
     declared = ["resources declared"] if isolation.get("countable") == "declared" else []
-    # For each kind of limit, show the weakest level of all devices. `-o json` has the level of each
-    # device.
+    # For each kind of limit, show the weakest level of enforcement of all devices. `-o json` has
+    # the level of each device.
     words = {"gpu_core": "gpu-core", "gpu_memory": "gpu-memory", "devices": "devices"}
     levels = [f"{shown} {isolation[name]}" for name, shown in words.items() if isolation.get(name)]
     return ", ".join([isolation["driver"], *declared, *levels])

@@ -36,13 +36,13 @@ LABEL: Final = 9  # width of a row's label, which is the row's first cpu, right-
 ID_LENGTH_MIN: Final = 8
 
 NODE_UNKNOWN: Final = -1
-"""The node id that executors report if they do not know the NUMA node of a device."""
+"""The node id that an executor reports if it does not know the NUMA node of a device."""
 
 SHARED, RESERVED, STRICT, KUBELET = "s", "r", "x", "k"
 ISOLATED, OFFLINE, FOREIGN, UNLETTERED = "i", "-", ".", "*"
 LETTERS: Final = string.ascii_uppercase + string.digits + "abcdefghjlmnopqtuvwyz"
-"""Marks of pinned slots. Letters that are missing here mark other uses (`SHARED`, `RESERVED`,
-...).
+"""Marks of pinned slots. The letters that this text leaves out mark other uses of cpus (`SHARED`,
+`RESERVED`, ...).
 """
 
 
@@ -266,7 +266,7 @@ def _rows(cores: Sequence[_Core], by_cpu: Mapping[int, str]) -> list[str]:
     first: dict[str, int] = {}
     for core in cores:
         first[core.kind] = min(core.cpus[0], first.get(core.kind, core.cpus[0]))
-    # Kinds of cores are in the order of their lowest cpu.
+    # Sort the kinds of cores by the lowest cpu of each kind.
     cores = sorted(cores, key=lambda core: (first[core.kind], core.cpus))
     # Pad cores with fewer threads, so that columns stay aligned.
     width = max(len(core.cpus) for core in cores)
@@ -309,8 +309,8 @@ def _pinned(report: TopologyReport, marks: Marks) -> Iterator[str]:
 
 
 class ShortIds:
-    """Shortens ids to 8 characters, or to more characters if 8 would not be unique among the given
-    ids.
+    """Shortens ids to their first 8 characters, or to more characters if a shortened id would not
+    be unique.
     """
 
     def __init__(self, ids: Iterable[str]) -> None:

@@ -74,7 +74,7 @@ def notes_text(slot: Row) -> str:
 
 
 def policy_rows(policy: Row) -> list[dict[str, str]]:
-    """Returns a row per setting of a host.
+    """Returns one row for each setting of a host.
 
     A row has the effective value, the origin of this value, and the value that was set for this
     host.

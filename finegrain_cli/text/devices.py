@@ -56,7 +56,9 @@ def _links(row: Row) -> str:
 
 
 def _shares(row: Row) -> str:
-    """Returns each slot's share of a device: "SLOT of job JOB: gpu-core 50, gpu-memory 20Gi"."""
+    """Returns the share of a device that each slot has. Example: "SLOT of job JOB: gpu-core 50,
+    gpu-memory 20Gi".
+    """
     return (
         "; ".join(
             f"{each['allocation_id']} of job {each['job_id']}: "

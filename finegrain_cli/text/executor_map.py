@@ -28,7 +28,7 @@ slots` lists all slots.
 """
 
 _PoolKey = tuple[str, tuple[tuple[int, int], ...]]
-"""A slot's QoS class, and (package, node) of each pool in which the slot runs.
+"""Key of a slot: its QoS class, and the pair (package, node) of each pool in which the slot runs.
 
 If the key has no pools, the slot runs in all pools of its class.
 """

@@ -87,7 +87,9 @@ def used_text(amounts: Mapping[str, int]) -> str:
 
 
 def _rows(found: Groups, jobs: Sequence[JobStatus], *, wide: bool) -> list[Row]:
-    """Returns a row for each group, indented by its level, followed by rows of its jobs."""
+    """Returns a row for each group, followed by the rows of its jobs. Names are indented by the
+    level of the group.
+    """
     levels: dict[str, int] = {"": -1}
     of_group: dict[str, list[JobStatus]] = {}
     short = ShortIds(() if wide else (job.job_id for job in jobs))

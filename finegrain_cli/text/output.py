@@ -86,12 +86,12 @@ def colour_wanted(choice: ColorChoice, stream: Any) -> bool:
 
 
 def choose_colour(choice: ColorChoice) -> None:
-    """Sets the choice that `painted` uses."""
+    """Sets the choice of color that `painted` uses."""
     _CHOICE.set(choice)
 
 
 def painted(text: str, style: Style) -> str:
-    """Returns the text for standard output, in this style if standard output has color."""
+    """Returns the text, with this style if standard output has color."""
     if not colour_wanted(_CHOICE.get(), sys.stdout):
         return text
     return f"\x1b[{style.value}m{text}\x1b[0m"
@@ -153,7 +153,8 @@ def table_lines(
 ) -> list[str]:
     """Returns a table with headings in capitals and columns two spaces apart.
 
-    A table is fitted to the width of the terminal. A wide table has all columns and full cells.
+    A table is fitted to the width of the terminal. With `-o wide`, the table has all columns and
+    full cells.
     """
     cells = [[column.text(row) for column in columns] for row in rows]
     width = output_width() if form is OutputFormat.TABLE else sys.maxsize

@@ -1,4 +1,4 @@
-"""Makes the web application, which serves every route of the table.
+"""Makes the web application, which serves all routes of the table in `routes.py`.
 
 First, the application identifies the caller of a request and checks its role. Then it checks the
 size of the body, and reads and parses the body. Finally, it makes the call and converts the answer

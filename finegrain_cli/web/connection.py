@@ -22,7 +22,7 @@ _CERTIFICATE = "certificate"
 
 
 class Connections:
-    """The connections of one port to an application.
+    """Keeps the connections of one port, and passes their requests to an application.
 
     Args:
         application: the ASGI application.

@@ -1,4 +1,4 @@
-"""Sends streams of cluster events (server-sent events), as the events happen.
+"""Sends each event of the cluster to clients as soon as it happens (server-sent events).
 
 The id of an event is `<epoch>.<sequence>`. A client that connects again sends the id of the last
 event that it has received (`Last-Event-ID`), and gets the events after this event. The client can

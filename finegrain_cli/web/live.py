@@ -41,9 +41,13 @@ REFRESH_S = 5.0
 measured use.
 """
 REST = 20
-"""After a read of all executors, the pause is at least this many times as long as the read took."""
+"""After a read of all executors, the time until the next such read is at least this number times
+the duration of the read.
+"""
 REST_SOME = 9
-"""After a read of changed executors, the pause is this many times as long as the read took."""
+"""After a read of changed executors, the pause is at least this number times the duration of the
+read.
+"""
 QUIET_S = 1.0
 """A stream without changes sends a comment after this time, in seconds. If no comment arrives, the
 page soon knows that its data is not up to date. The comments also make proxies keep the stream
@@ -235,7 +239,9 @@ class Live:
                     took_s = loop.time() - began_s
                     refresh_s = loop.time() + max(REFRESH_S, REST * took_s)
                     self._ready.set()
-                    began_s = loop.time()  # no further pause is needed
+                    # The pause below can be short, because `refresh_s` already limits how often all
+                    # executors are read.
+                    began_s = loop.time()
                 else:
                     names = await self._changed(refresh_s - began_s)
                     if names is None:
@@ -288,7 +294,7 @@ class Live:
         wanted = cluster_pb2.ListEventsRequest(from_sequence=self._next_event, wait=wait)
         try:
             page = await self._call(_EVENTS, wanted)
-        except OutOfRange:  # the events are not kept any more
+        except OutOfRange:  # the resource manager has already deleted these events
             page = await self._call(_EVENTS, cluster_pb2.ListEventsRequest(page_size=1))
         self._next_event = max(page.next_sequence, 1)
         if not page.events and not self._late:

@@ -81,7 +81,7 @@ class PageServer:
     """Serves the page in a `with` block.
 
     Args:
-        connection: the connection of the user. The caller closes it.
+        connection: the connection of the user. The caller must close it.
         host: the loopback address.
         port: the port. If 0, the kernel chooses a port.
 
@@ -130,7 +130,7 @@ def make_page(connection: Connection, session: PageSession, host: str) -> Any:
 
     Args:
         connection: the connection of the user.
-        session: code and token.
+        session: the code and the token.
         host: the only allowed value of the header Host. Requests to the same port under another
             host name are refused.
     """

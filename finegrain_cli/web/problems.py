@@ -39,7 +39,7 @@ BY_REASON = {Reason.MESSAGE_TOO_LARGE: 413}
 
 
 class Changed(FailedPrecondition):
-    """The resource has changed since the client read it."""
+    """The resource has changed after the client had read the resource."""
 
 
 class OtherContent(InvalidArgument):
