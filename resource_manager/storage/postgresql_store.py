@@ -166,7 +166,7 @@ class PostgresqlStore(SqlStore):
             rm_epoch = self._take(holder, address, above_epoch)
             if rm_epoch is not None:
                 return rm_epoch
-            # This store led before, so another process has taken over. Waiting would not help.
+            # If this store led before, another process has taken over. Waiting would not help.
             if self._rm_epoch:
                 raise self._not_leader()
             lease = self._lease()
@@ -252,7 +252,7 @@ class PostgresqlStore(SqlStore):
             query_at_s = self._clock()
             values = {"holder": self._holder, "lease_ms": self._lease_ms}
             renewed = self._on_lease_connection(lambda one: one.execute(_RENEW, values).rowcount)
-            # The row has another holder, so this process must send nothing from now on.
+            # If no row was renewed, another process leads, and this process must send nothing more.
             if renewed != 1:
                 self._sure_until_s = float("-inf")
                 raise self._not_leader()

@@ -111,7 +111,8 @@ class PreparedChanges:
             statements.upsert(connection, table, encoded)
         for codec, encoded in self._moves:
             found = statements.update(connection, codec.table, codec.key, codec.changed, encoded)
-            # The engine and the database disagree, so nothing of this batch must be stored.
+            # If a row is missing, the engine and the database disagree. Then store nothing of this
+            # batch.
             if found != len(encoded):
                 raise InvariantBroken(
                     f"{len(encoded)} {codec.table.name} have changed, but only {found} are stored"

@@ -133,7 +133,7 @@ class ReportLog:
         version = self._sent.get(report_number)
         if version is not None:
             self._acknowledged = (report_number, version)
-        # The log no longer remembers the table version of this report, so the next report must be
+        # If the log no longer remembers the table version of this report, the next report must be
         # full.
         elif self._acknowledged is None or report_number != self._acknowledged[0]:
             self._acknowledged = None

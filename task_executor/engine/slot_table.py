@@ -276,7 +276,7 @@ class SlotTable:
                 details={"allocation_id": key.allocation_id, "generation": key.generation},
             )
         wanted = slot.spec.of_size(number, profile, cpu_limit_milli, assignment)
-        # This call repeats a resize that is in progress or complete. It must not be rejected as
+        # If this call repeats a resize that is in progress or complete, it must not be rejected as
         # outdated.
         if slot.state is CarveState.ALLOCATED and wanted in (slot.spec, slot.becoming):
             return slot

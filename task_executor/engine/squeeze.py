@@ -174,7 +174,7 @@ def _take_pairs(groups: list[list[CpuLocation]], count: int, taken: list[int]) -
                     taken += [first.cpu, second.cpu]
                     del group[at : at + 2]
                     break
-        # No group has a pair left, so single cpus are taken, beginning with the first group.
+        # If no group has a pair left, single cpus are taken, beginning with the first group.
         if len(taken) == before:
             return 0
 

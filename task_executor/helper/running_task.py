@@ -110,7 +110,7 @@ class RunningTask:
             raise as_fault(problem, "START_FAILED") from None
         self._is_started = True
         self._begin_timeout()
-        # Possibly the process has ended already.
+        # If the process has already ended, finish the task now.
         if self._status >= 0:
             self._loop.run(self._finish())
 

@@ -184,7 +184,8 @@ class _Connection:
         if self._open:
             try:
                 self._outbox += encode(message)
-            # The answer is too large. The peer waits for an answer with this id, so send an error.
+            # If the answer is too large, send an error, because the peer waits for an answer with
+            # this id.
             except Fault as fault:
                 refusal = {"id": message.get("id"), "ok": False, "error": fault.as_dict()}
                 self._outbox += encode(refusal)

@@ -286,7 +286,8 @@ class Supervision:
 
     def _started(self, task: Task, answer: dict[str, Any]) -> None:
         task.record |= {name: answer[name] for name in ("pid", "start_time_ticks")}
-        # The supervisor can send the end of the task together with this answer.
+        # If the supervisor has sent the end of the task together with this answer, the task needs
+        # nothing more.
         if not task.exit and task.link is not None:
             self._pids[answer["pid"]] = task
             task.copy_pipes(task.link.pid, answer["pipes"])

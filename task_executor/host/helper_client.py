@@ -406,7 +406,7 @@ class HelperClient:
     async def kubelet(self, seen: str = "") -> KubeletFiles | None:
         """Returns the contents of a kubelet's files; None if the mark `seen` is still valid."""
         answer = await self._call("kubelet", {"seen": seen})
-        # The mark is still valid, so the helper has sent only the mark.
+        # If the mark is still valid, the helper has sent only the mark.
         if "found" not in answer:
             return None
         pairs = {name: dict(answer[name]) for name in ("texts", "failures")}

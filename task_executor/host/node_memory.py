@@ -107,7 +107,7 @@ def _partners(topology: HostTopology, lacking: NumaNode, allowed: list[NumaNode]
     having = [node for node in allowed if node.memory_bytes]
     near = [node for node in having if not node.nearest_cpus.isdisjoint(lacking.cpus)]
     ids = [node.id for node in topology.numa_nodes]
-    # The distances cannot be assigned to nodes, so use only the firmware's report.
+    # If the distances cannot be assigned to nodes, use only the firmware's report.
     if len(lacking.distances) != len(ids):
         return {node.id for node in near}
     distance = dict(zip(ids, lacking.distances, strict=True))
