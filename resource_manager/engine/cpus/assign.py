@@ -1,8 +1,8 @@
 """Decides whether one host can serve a slot, and chooses the slot's cpus, NUMA nodes and devices.
 
-This module serves slots of all kinds: slots with dedicated cpus, slots that are aligned to NUMA
-nodes, slots that are bound to the shared pool of one node, slots with devices, and slots without
-such needs. The caller has already checked the amounts of the host as a whole.
+This module serves slots of all kinds. Some slots need dedicated cpus or devices. Other slots are
+aligned to NUMA nodes, or are bound to the shared pool of one node. The caller has already checked
+the amounts of the host as a whole.
 
 Every assignment meets all required policies. A slot is never refused because of a policy that is
 only preferred. If such a policy cannot be met, the assignment has a note about it.
@@ -61,7 +61,7 @@ def _among_neighbors(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssign
     rules = request.policy.neighbors
     preferred = [rule for rule in rules if not rule.required]
     # A slot that has labels but no rules needs no check on a host with unknown cores, because no
-    # slot with required rules is placed there.
+    # slot with required rules is placed on such a host.
     if ledger is None:
         if len(preferred) < len(rules):
             return NO_NEIGHBORS_KNOWN

@@ -98,7 +98,7 @@ class Quantities:
         With LeastAllocated and DistributeEvenly, the score is the mean of the free parts of all
         dimensions. With MostAllocated, the score is the mean of the taken parts. If only some cpus
         meet the preferred policies, nodes with enough such cpus get a score in the upper half of
-        the range, and other nodes get a score in the lower half.
+        the range. Other nodes get a score in the lower half.
         """
         total = 0
         for dimension, need in self.need.items():
@@ -189,8 +189,8 @@ def hints(needs: Quantities, masks: Iterable[int], preferred_size: int) -> dict[
     """Returns, for every dimension, a hint for each mask that has enough of all amounts, in the
     order of `masks`.
 
-    If one node has no free amount of a dimension, a mask with this node is no hint for the
-    dimension, even if the other nodes of the mask have enough.
+    A mask is no hint for a dimension if one of its nodes has no free amount of the dimension. This
+    rule applies even if the other nodes of the mask have enough.
 
     Args:
         needs: the amounts that the slot needs.

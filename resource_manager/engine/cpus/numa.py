@@ -49,8 +49,8 @@ def node_capacities(
         layout: the host.
         cpus: the cpus that shared pools may promise to slots.
         best_effort: the cpus of the best-effort pool, and the total amount of cpu that slots can
-            get there. The amount is divided among the nodes in proportion to their numbers of
-            best-effort cpus.
+            get in this pool. The amount is divided among the nodes in proportion to their numbers
+            of best-effort cpus.
         memory_taken: bytes that slots cannot have, by position of the node.
     """
     pool, best_effort_milli = best_effort

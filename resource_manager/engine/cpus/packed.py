@@ -60,8 +60,8 @@ def take_packed(
 
 
 def node_order(layout: CpuLayout, free: int) -> list[int]:
-    """Returns the masks of the NUMA nodes with free cpus, in the order in which cpus are packed:
-    nodes with few free cpus come first, and nodes of one package stay together.
+    """Returns the masks of the NUMA nodes with free cpus, in the order in which cpus are packed.
+    Nodes with few free cpus come first, but nodes of one package stay together.
     """
     packing = _Packing(layout, free, 0)
     return packing.outer() if packing.nodes_are_outer else packing.inner()
@@ -249,7 +249,9 @@ class _Packing:
         )
 
     def _take_part_of_cache(self, cache: int) -> None:
-        """Takes the lowest cores with free cpus, if they are enough for the whole need."""
+        """Takes free cpus of the lowest cores of a cache, if these cpus are enough for the whole
+        need.
+        """
         per_core = self._layout.per_core
         free = cache & self._free
         cores = [core & free for core in self._layout.core_masks if core & free]

@@ -284,8 +284,8 @@ def _without_last_pool_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) ->
             )
         )
     for slots, pool, blocker, qos in pools:
-        # No cpus are removed in three cases: the pool has no slots, the pool has cpus that this
-        # slot cannot take, or this slot needs fewer cpus than the pool has.
+        # No cpus are removed from a pool in three cases: the pool has no slots, it has cpus that
+        # this slot cannot take, or it has more cpus than this slot needs.
         if not slots or pool & ~cpus or resolved.count < pool.bit_count():
             continue
         cpus &= ~_least_needed(ledger.layout, resolved, pool, 1)

@@ -75,7 +75,7 @@ def grow(
         added = _rest_of_current_cores(layout, current, free, more)
     elif request.bind is BindPolicy.SPREAD_BY_PCPUS:
         # Cores without a cpu of the slot come first. If there are too few such cores, the remaining
-        # new cpus may share cores with cpus of the slot.
+        # new cpus can share cores with cpus of the slot.
         apart = free & ~layout.cores_touched(current)
         cores = layout.first_threads(apart)
         if cores.bit_count() >= more:

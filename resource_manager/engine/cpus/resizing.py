@@ -232,8 +232,8 @@ class _ResizeCase:
                 return found
             for at in parts.keys() | found.keys():
                 here = parts.setdefault(at, {})
-                # The old amount is removed first, because a node that now gives none of the
-                # dimension must have no entry for it.
+                # The old amount is removed first, because a node that now gives no amount of the
+                # dimension must have no entry for the dimension.
                 here.pop(name, None)
                 if found.get(at):
                     here[name] = found[at]

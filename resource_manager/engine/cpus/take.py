@@ -10,7 +10,7 @@ nodenumaresource, see `accumulator.py`), with these exceptions:
 - If a preferred exclusive policy `NUMANodeLevel` cannot be met, `PCPULevel` is tried instead. If
   this level cannot be met either, the slot gets no exclusive policy.
 - `DistributeEvenly` distributes cpus like the kubelet (see `packed.py`). If no even distribution
-  exists, cpus are packed. If the bind policy is SpreadByPCPUs, they are spread instead.
+  exists, cpus are packed. But with the bind policy SpreadByPCPUs, cpus are spread instead.
 - If cores have different numbers of threads, `FullPCPUs` searches for cores whose threads add up
   exactly to the need. Cores of one kind are preferred to a mixture of kinds. The kind that contains
   the lowest cpu comes first.

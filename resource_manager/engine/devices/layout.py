@@ -25,8 +25,8 @@ from finegrain.devices.device import (
 from finegrain.devices.request import DeviceRequest
 
 Quality = tuple[int, int]
-"""Two numbers that say how well the GPUs of a set are connected: the value of the worst pair of
-GPUs, and the sum of the values of all pairs of GPUs.
+"""Two numbers that say how well a set of GPUs is connected: the value of the worst pair of GPUs,
+and the sum of the values of all pairs.
 """
 
 SETS_COMPARED_MAX: Final = 2_000

@@ -82,9 +82,9 @@ def gpus_together(
 def best_groups(layout: DeviceLayout, free: int, counts: tuple[int, ...]) -> Groups:
     """Returns disjoint sets of GPUs, one for each count.
 
-    There are three criteria, here in the order of their importance. First, the union of the sets is
-    as well connected as possible. Second, each set is as well connected as possible. Third, the
-    remaining GPUs contain sets that are as well connected as possible.
+    There are three criteria, in this order of importance. First, the union of the sets is as well
+    connected as possible. Second, each set is as well connected as possible. Third, the remaining
+    GPUs contain sets that are as well connected as possible.
 
     Args:
         layout: the device layout of the host.

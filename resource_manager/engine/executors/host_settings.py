@@ -170,7 +170,7 @@ def set_host_policy(state: State, event: HostPolicySet) -> HostSetting:
         if each is not None:
             adopt_settings(state, each)
     if event.executor_id == CLUSTER:
-        # Settings of the cluster also apply to executors that may be requested from providers.
+        # Settings of the cluster also apply to executors that could be requested from providers.
         for seen in state.elastic.seen.values():
             seen.cluster_policy = cluster_policy(state.host_settings, state.settings.cluster_policy)
             seen.settle_cpus()

@@ -100,7 +100,7 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
 
 def _refuse_other_instance(host: Host, registration: Registration) -> None:
     known = host.executor.registration
-    # Another instance may replace a lost executor, for example on a new machine.
+    # Another instance is allowed to replace a lost executor, for example on a new machine.
     if known.instance_id != registration.instance_id and not host.executor.lost:
         raise AlreadyExists(
             f"executor_id {host.host_id} is used by another instance at {known.address}, which is"

@@ -8,16 +8,16 @@ The rules:
 1. A report counts only if its number is higher than the number of the last adopted report. Clocks
    are never compared.
 2. A slot in the report exists on the executor. If the slot was pending, it is now confirmed.
-3. If the report lacks a slot, the slot counts as missing only under two conditions: the report
-   contains the command that ordered the slot, and the executor has answered this command. (A report
-   contains a command if the executor received the command before the executor made the report.)
-   Otherwise the executor has possibly not carved the slot yet. So a report never removes a slot
-   that was placed after the report was sent.
+3. If the report does not contain a slot, the slot counts as missing only under two conditions. The
+   report contains the command that ordered the slot, and the executor has answered this command. (A
+   report contains a command if the executor received the command before the executor made the
+   report.) Otherwise the executor has possibly not carved the slot yet. So a report never removes a
+   slot that was placed after the report was sent.
 4. A missing slot that was being freed is deleted. Any other missing slot is lost, and its job
    master gets an event.
 5. A slot in the report is unowned if this host's ledger has no slot with its id and generation. The
-   answer to each report orders the executor to free the unowned slots, until a report lacks them.
-   (A report that is part of a command's answer is not answered.)
+   answer to each report orders the executor to free the unowned slots, until a report no longer
+   contains these slots. (A report that is part of a command's answer is not answered.)
 6. If an executor is lost, its requests are queued again. If the executor returns with a slot before
    the slot's request is placed again, the slot is reclaimed: it serves the request again.
 

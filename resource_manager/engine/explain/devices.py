@@ -1,5 +1,5 @@
-"""Builds the list of devices. The list shows the capacity of each device, the slots that use the
-device, and the reason why the device gets no new slots, if it gets none.
+"""Builds the list of devices. The list shows the capacity of each device and the slots that use the
+device. For a device that gets no new slots, the list shows the reason.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def members_of(requests: Requests, interval: RequestInterval) -> Iterator[Reques
 def _merged(
     requests: Requests, others: Iterator[Request], parts: Iterable[Part], after: int
 ) -> Iterator[RequestInterval]:
-    # Both inputs are sorted by arrival number, so this is a merge of two sorted sequences.
+    # This code merges two sequences that are sorted by arrival number.
     other = next(others, None)
     for part in parts:
         while other is not None and other.arrival_number < part.row.arrival_number:

@@ -315,15 +315,15 @@ def list_jobs(
         state: the engine's state.
         include_ended: if True, jobs that have ended and are not deleted yet are returned, too.
         matching: texts that select jobs. If it is empty, all jobs are returned. A job is returned
-            in two cases: one of the texts is its name or its id, or a text of at least four
-            characters is the beginning or the end of its id.
+            if one of the texts is its name or its id. It is also returned if its id begins or ends
+            with a text of at least four characters.
         after: the list starts after this key.
         limit: the largest number of entries to return.
     """
     texts = tuple(matching)
     parts = tuple(text for text in texts if len(text) >= END_LENGTH)
     exact = [state.jobs[text] for text in texts if text in state.jobs]
-    # Jobs are stored in order of arrival, so they need not be sorted.
+    # Jobs are stored in order of arrival, so the list does not have to be sorted.
     jobs = exact if len(exact) == len(texts) == 1 else state.jobs.values()
     found = (
         job
@@ -410,8 +410,8 @@ def _slots_after(
     has more than `SCANNED_MAX` slots, the function also yields slots of other jobs.
     """
     keys = known_job(state.jobs, job_id).slot_keys if job_id else ()
-    # If the job has few slots, its slots are sorted, because this is cheaper than to read all
-    # hosts. For a job with very many slots, the sorting would take too long.
+    # If the job has few slots, its slots are sorted, because sorting them is cheaper than reading
+    # the slots of all hosts. For a job with very many slots, the sorting would take too long.
     if job_id and len(keys) <= SCANNED_MAX:
         of_job = (state.slots[key] for key in keys)
         yield from sorted(

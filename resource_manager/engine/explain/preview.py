@@ -112,7 +112,7 @@ class Previews:
     state: State
 
     def drain(self, executor_id: str) -> Preview:
-        """Returns the slots of an executor, and executors that have room for them.
+        """Returns the slots of an executor, and other executors that have room for these slots.
 
         Raises:
             NotFound: the executor does not exist.
@@ -121,7 +121,8 @@ class Previews:
         return self._moved(host.slots.values(), executor_id)
 
     def cordon(self, executor_id: str, device: str) -> Preview:
-        """Returns the slots that have a device, and other executors that have room for them.
+        """Returns the slots that have a share of a device, and other executors that have room for
+        these slots.
 
         Raises:
             NotFound: the executor or the device does not exist.

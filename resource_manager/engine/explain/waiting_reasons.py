@@ -1,6 +1,6 @@
-"""Finds out why requests wait, and how long they have waited. The module has three results: the
-reason for one request, the number of requests with each reason, and the submission time of the
-oldest queued request of a job or group.
+"""Finds out why requests wait, and how long they have waited. The module returns the reason for one
+request, the number of requests with each reason, and the submission time of the oldest queued
+request of a job or group.
 
 There can be 100,000 job queues, so only one arrival number of each queue is read.
 """

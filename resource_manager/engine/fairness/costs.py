@@ -95,8 +95,8 @@ class Costs:
         total = self._compared
         if self._memory_is_one:
             booked = counted(booked)
-        # A dimension is ignored if it is missing in the total, because all executors with the
-        # dimension are lost.
+        # If all executors with a dimension are lost, the total does not contain the dimension. Such
+        # a dimension is ignored.
         shares = [amount / total[name] for name, amount in booked.items() if total.get(name)]
         # The result is at least one step, because even a slot that books none of these amounts must
         # have a cost.

@@ -156,9 +156,9 @@ def fulfilment(used: Amounts, running: int, minimum: Amounts) -> float:
     used amount to guaranteed amount over all dimensions. If the part is 1 or more, the minimum is
     reached. If there is no minimum, the part is infinite.
 
-    Example: if 2 of 4 cores and 0 of 8 GiB are used, the reached part is 0.5. The smallest ratio
-    (here 0) would be a wrong measure: if the slots of a group need no memory, its guaranteed memory
-    stays unused, so the group would always come first.
+    Example: if 2 of 4 cores and 0 of 8 GiB are used, the reached part is 0.5. The smallest ratio (0
+    in this example) would be a wrong measure. If the slots of a group need no memory, its
+    guaranteed memory stays unused, and the group would always come first.
 
     Args:
         used: the amounts that the group's slots have booked.

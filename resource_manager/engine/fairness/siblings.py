@@ -210,9 +210,9 @@ class Siblings:
 
     def least(self, flow: Flow) -> Flow | None:
         """Returns the child with the lowest virtual time among the children that have reached their
-        minimum. Of the jobs, only jobs with one priority count. This is the priority of `flow` if
-        `flow` is a job and jobs with its priority are active. Otherwise it is the highest priority
-        of an active job.
+        minimum. Of the jobs, only jobs with one priority count. If `flow` is a job and jobs with
+        its priority are active, this priority counts. Otherwise the highest priority of an active
+        job counts.
         """
         if self._stale:
             self.freshen()

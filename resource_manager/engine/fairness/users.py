@@ -124,17 +124,17 @@ class Users:
                 user.used[name] = user.used.get(name, 0) + amount * count
 
     def grow(self, job: Flow, amounts: Amounts, count: int = 0) -> None:
-        """Counts the amounts of some slots of a job. If `count` is 0, `amounts` are the new amounts
-        of a slot that has got another size, and the caller has already released the old amounts.
-        Otherwise they are the sum of the amounts of `count` new slots.
+        """Counts the amounts of some slots of a job. If `count` is 0, `amounts` is the new size of
+        a slot that was resized, and the caller has already released the old amounts. Otherwise
+        `amounts` is the sum of the amounts of `count` new slots.
         """
         if job.user is not None:
             job.user.running += count
             increase(job.user.used, amounts)
 
     def release(self, job: Flow, amounts: Amounts, count: int = 1) -> None:
-        """Subtracts the amounts of a slot of a job. The slot was removed, or (`count` is 0) it gets
-        another size.
+        """Subtracts the amounts of a slot of a job. If `count` is 1, the slot was removed. If
+        `count` is 0, the slot gets another size.
         """
         if (user := job.user) is not None:
             user.running -= count

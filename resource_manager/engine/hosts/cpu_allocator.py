@@ -86,7 +86,7 @@ class ResourceRequest(Protocol):
 
     @property
     def cpus(self) -> CpuKey | None:
-        """CPU policy and cpu limit. None if the request has neither of them."""
+        """CPU policy and cpu limit. None if the request has no CPU policy and no cpu limit."""
 
     @property
     def best_effort(self) -> bool:

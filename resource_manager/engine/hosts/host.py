@@ -298,7 +298,7 @@ class Host(CpuAllocator):
 
     def booking_for(self, request: ResourceRequest) -> dict[str, int]:
         """Returns the amounts that a slot for this request books on this host."""
-        # Most requests have no CPU policy. This path is fast for them.
+        # Most requests have no CPU policy. For such requests, this branch is fast.
         if request.cpus is None:
             return (
                 self.default_booking
@@ -349,8 +349,8 @@ class Host(CpuAllocator):
             ordered: the resize in flight. None if there is no such resize.
         """
         key = (slot.allocation_id, slot.generation)
-        # The old booking is subtracted from both sums before the slot changes, because it depends
-        # on the slot's old size and assignment.
+        # The old booking must be subtracted from `booked` and `unreported` before the slot changes,
+        # because it depends on the slot's old size and assignment.
         decrease(self.booked, slot.booked)
         decrease(self.unreported, self.unreported_of(key, slot))
         slot.profile, slot.assignment, slot.ordered = profile, assignment, ordered

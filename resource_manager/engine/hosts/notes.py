@@ -1,4 +1,4 @@
-"""Defines values that the ledger of a host stores in addition to its slots: the command in flight,
+"""Defines values that a host's ledger stores in addition to its slots: the command in flight,
 refusals, resizes to try again, reserved capacity, and whether the executor can be reached.
 """
 
