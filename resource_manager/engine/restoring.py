@@ -158,8 +158,8 @@ def _read_counters(state: State, snapshot: Snapshot) -> None:
 
 
 def _enqueue(state: State, at: Instant) -> None:
-    """Queues all pending requests, gangs and resizes. These items are marked as tried, so the first
-    scheduling pass does not treat them as new.
+    """Queues all pending requests, gangs and resizes. All of them are marked as tried, so that the
+    first scheduling pass does not treat them as new.
     """
     for slot in state.slots.values():
         # While a resize order is in flight to the executor (`ordered`), the slot's next resize is
@@ -325,7 +325,7 @@ def _restore_slot(state: State, slot: Slot) -> None:
         slot.allocation_id = request.spec.allocation_id
     _match(state.transitions, request, slot)
     if slot.state is SlotState.FREEING:
-        # if the slot's request still exists, it waits for another slot
+        # a request of this slot that has not ended waits for another slot
         state.moves.mark_superseded(slot)
     slot.executor_id = host.host_id
     key = slot.allocation_id, slot.generation

@@ -1,4 +1,4 @@
-"""The whole state of the resource manager: all ledgers, side by side.
+"""The whole state of the resource manager: all ledgers.
 
 Only `step` changes the state. Parts that are not stored (free capacity, the queue, indexes, timers)
 are derived at the start of the resource manager. `check_invariants` derives these parts again and
@@ -97,7 +97,7 @@ class State:
         self.reservations = Reservations()
         # waiters for which no slots could be revoked, and the time (monotonic) of the next search
         self.revocation_retries: dict[Waiter, int] = {}
-        # the last arrival number that the last `Decide` has considered
+        # the highest arrival number that the latest `Decide` has considered
         self.considered_arrival = 0
         # executors that this process has answered; an answer tells an executor the epoch of this
         # process

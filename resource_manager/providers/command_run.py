@@ -1,4 +1,5 @@
-"""Runs one command of the administrator: without a shell, with bounded time and bounded output.
+"""Runs one command of the administrator with limited time and limited output. No shell interprets
+the command.
 
 A command has ended when its first process has ended, even if a background process still has the
 command's output open. The beginning and the end of each output stream are kept. The functions
@@ -27,7 +28,8 @@ TERMINATE_WAIT_S = 3.0
 DRAIN_WAIT_S = 1.0
 END_WAIT_S = 1.0
 _CHUNK_BYTES = 64 * 1024
-# If the resource manager stops, the shell's standard input ends, and the shell exits.
+# If the resource manager stops before it writes a line, the standard input of this shell ends, and
+# the shell exits without the command.
 _RUN_AFTER_INPUT = 'read -r _ && exec "$@" < /dev/null'
 
 

@@ -49,8 +49,8 @@ class ProvidersConfiguration:
     Attributes:
         file: the path of the file, or None if there is no file.
         provisioning: settings for the engine.
-        managers: addresses at which executors register. If it is empty, they register at the
-            address of this resource manager.
+        managers: addresses at which executors register. If there are none, executors register at
+            the address of this resource manager.
         look_interval_ms: interval at which the resource manager gets the status of executors from
             providers.
         common: for each provider, the decoded table that its shapes share.

@@ -183,7 +183,7 @@ class ProcessProvider:
         )
 
     async def status(self, executor_id: str, shape: str, handle: str) -> Observation:
-        """See `Provider`. A front that was killed is restarted here, up to `RESTARTS_MAX` times."""
+        """See `Provider`. Restarts a front that was killed, up to `RESTARTS_MAX` times."""
         return await in_thread(self._threads, lambda _: self._status(executor_id, shape, handle))
 
     def owns(self, executor_id: str) -> bool:

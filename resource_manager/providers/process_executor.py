@@ -12,7 +12,7 @@
 
 The directory of an executor appears by a rename, complete with its claim. The directory disappears
 by another rename, before its content is deleted. So a crash between any two steps leaves either no
-directory, or a directory that claims the executor's share and identifies its processes. The
+directory, or a directory that claims the share and identifies the processes of the executor. The
 functions of this module block, and work without a resource manager.
 """
 
@@ -212,9 +212,9 @@ class ExecutorDirectory:
         """If the output file is larger than `OUTPUT_BYTES_MAX`, truncates it and keeps the newest
         part.
 
-        An executor writes a line for each task, so the file grows without limit. Output that the
-        executor writes during the truncation is lost: the file is truncated in place, because the
-        executor keeps it open.
+        An executor writes a line for each task, so without truncation the file would grow without
+        limit. The file is truncated in place, because the executor keeps it open. Output that the
+        executor writes during the truncation is lost.
         """
         with suppress(OSError), (self.path / OUTPUT_FILE).open("r+b") as output:
             if os.fstat(output.fileno()).st_size > OUTPUT_BYTES_MAX:
@@ -372,7 +372,9 @@ class ExecutorDirectory:
 
 
 def _go_on(cancellation: Cancellation | None) -> None:
-    """Raises if the attempt was cancelled; the next call of `stop` starts from the beginning."""
+    """Raises ProviderFailed if the attempt was cancelled. The next call of `stop` starts from the
+    beginning.
+    """
     # `_end` calls this function after each long wait, because `stop` can be interrupted between any
     # two steps and called again.
     if cancellation is not None and cancellation.is_set:

@@ -129,9 +129,9 @@ def processes_of(directory: Path) -> list[Process]:
 def executor_processes(directory: Path) -> list[tuple[Process, list[str]]]:
     """Returns live processes of executors whose files are in a directory, with their command lines.
 
-    These are fronts, helpers and supervisors. A path in the command line, alone or within JSON,
-    must begin with the path of the directory. The middle of a longer path does not count, because
-    executors of other clusters on this host may have the same id.
+    The processes are fronts, helpers and supervisors. A path in the command line, alone or within
+    JSON, must begin with the path of the directory. The middle of a longer path does not count,
+    because executors of other clusters on this host can have the same id.
     """
     path = f"{directory.absolute()}/"
     either = "|".join(re.escape(each) for each in (path, json.dumps(path)[1:-1]))
@@ -239,8 +239,8 @@ def _serves(words: list[str]) -> bool:
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """Returns the state and the start time of a process from /proc/PID/stat; None: there is no such
-    process.
+    """Returns the state and the start time of a process from /proc/PID/stat, or None if there is no
+    such process.
     """
     try:
         # The process's name is in parentheses, and the name itself can have spaces and parentheses.

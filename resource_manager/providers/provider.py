@@ -13,8 +13,9 @@ Every provider must guarantee the following, even if the resource manager is kil
   an effect, it calls `start` again for the same id, with `again`. Afterwards exactly one executor
   with this id runs.
 - `stop` can be called at any time: while the executor starts, after it has stopped, and even if it
-  was never started. `stop` returns only when no process and no file of the executor is left. If the
-  provider does not know whether something is left, `stop` raises an error.
+  was never started. `stop` returns only when no part of the executor is left, such as a process, a
+  control group or a virtual machine. If the provider does not know whether a part is left, `stop`
+  raises an error.
 - A provider needs data on disk for these guarantees. It writes the data before it starts a process,
   unless it can determine the data later.
 - Executors continue to run when the resource manager stops. `close` stops no executor.
@@ -47,7 +48,7 @@ class Presence(StrEnum):
     """What a provider knows about an executor: whether it runs."""
 
     RUNS = "RUNS"  # the executor runs, or is starting
-    # the executor ended by itself; `stop` removes its remaining processes and files
+    # the executor ended by itself; `stop` removes the remaining parts of it
     ENDED = "ENDED"
     UNKNOWN = "UNKNOWN"  # the provider cannot tell
 
@@ -146,8 +147,7 @@ class Provider(Protocol):
         """
 
     async def stop(self, executor_id: str, shape: str, handle: str) -> str:
-        """Stops an executor, and removes its processes and files. Returns only when none of them is
-        left.
+        """Stops an executor, and removes all parts of it. Returns only when no part is left.
 
         Args:
             executor_id: the executor to stop.
@@ -159,8 +159,8 @@ class Provider(Protocol):
             A message for people. It is empty if there is nothing to say.
 
         Raises:
-            ProviderFailed: processes or files of the executor are possibly left. The resource
-                manager tries again later.
+            ProviderFailed: a part of the executor is possibly left. The resource manager tries
+                again later.
         """
 
     async def status(self, executor_id: str, shape: str, handle: str) -> Observation:

@@ -296,8 +296,8 @@ class GangLedger:
             timeout_ms = gang.spec.timeout_ms
             if timeout_ms is not None:
                 # Use the wall clock, because the monotonic clock of the previous process is
-                # unknown. If the wall clock was set back, the gang waits for its whole timeout
-                # again at most.
+                # unknown. Limit the remaining time to one timeout, in case the wall clock was set
+                # back.
                 left = gang.waiting_since_time_ms + timeout_ms - now.time_ms
                 gang.waiting_until_ms = now.monotonic_ms + min(timeout_ms, max(0, left))
         return waiting

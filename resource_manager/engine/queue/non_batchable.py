@@ -1,5 +1,5 @@
-"""Keeps non-batchable items: gangs and resizes of slots, which are tried one at a time. Docstrings
-of this module call them items.
+"""Keeps non-batchable items: gangs and resizes of slots, which are tried one at a time. This module
+calls them items.
 
 Each item belongs to a job and has an arrival number, like a request. An item that does not fit is
 blocked. When a host that could serve the item has more room, the item is unblocked, and the next

@@ -54,8 +54,8 @@ class WaitingQueue:
     """All pending requests, by scheduling class and job.
 
     A class is in exactly one of `current_pass`, `fitting`, `for_next_pass` and `blocked`. The only
-    exception is a class that `next_class` has returned: it is in none of them until the caller
-    reports the result of its search.
+    exception is a class that `next_class` has returned: until the caller reports the result of the
+    search, this class is in none of the four collections.
 
     Attributes:
         order: the object that chooses the job queue that is served next.
@@ -471,7 +471,8 @@ class WaitingQueue:
     def _begin_job_queue(self, scheduling_class: SchedulingClass, job_id: str) -> JobQueue:
         """Creates the queue of a job in a class."""
         among = self.order.active_queues_of(job_id)
-        # In order of arrival, all jobs share one collection, and priorities have no effect.
+        # If requests are served in order of arrival, all jobs share one collection, and priorities
+        # have no effect.
         priority = 0 if among.job_id == ALL_JOBS else scheduling_class.lane.priority
         job_queue = scheduling_class.job_queues[job_id] = JobQueue(
             scheduling_class, job_id, among, priority=priority

@@ -160,8 +160,8 @@ class Part:
     def intervals(self, after_arrival: int = 0) -> Iterator[tuple[RequestState | None, Run]]:
         """Yields the members after an arrival number, in order, as runs of indexes, each with the
         state that all members of the run have. The state is PENDING for members that were never
-        placed, and the final state for members that have ended. For a materialized member, it is
-        None.
+        placed, and the final state for members that have ended. For a materialized member, the
+        state is None.
 
         Raises:
             InvariantBroken: a member has no valid state: it is not waiting, not materialized, and

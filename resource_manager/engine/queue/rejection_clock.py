@@ -1,8 +1,8 @@
 """Decides when infeasible requests are rejected, and which requests must be checked at that time.
 
 The clock restarts whenever an infeasible request has possibly become feasible, for example when an
-executor registers. The clock is not stored: after a restart of the resource manager, it starts with
-the first registration. `scheduling/rejecting.py` checks and rejects the requests.
+executor registers. The clock is not stored: after a restart of the resource manager, the clock
+starts with the first registration. `scheduling/rejecting.py` checks and rejects the requests.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
     if any(spec.cpu_policy is not PLAIN for spec in sent):
         event = _in_job(event, job.job_id)
     _refuse_mix(job, chain(event.requests, (each.request for each in event.ranges)))
-    # A large call is split into several events. The first event checks the limits for all of them:
-    # `event.following` contains the requests of the later events.
+    # A large call is split into several events. The first event checks the limits for all these
+    # events: `event.following` contains the requests of the later events.
     if not event.admitted:
         specs = event.requests + event.following
         ranges = {each: each.count for each in event.ranges + event.following_ranges}

@@ -1,10 +1,10 @@
-"""Handles executors that register. Finds the provision of each executor (the record that a provider
-was asked to start it), and places the requests that are planned on the executor.
+"""Handles executors that register. Finds the provision of each executor (the durable record of its
+request to a provider), and places the requests that are planned on the executor.
 
 An executor and its provision have the same id. Requests that are planned on the executor are placed
 before all other requests. Planned requests that do not fit stay queued, and are planned again. If
-they would not even fit the empty executor, the executor is smaller than its provider promised. In
-this case its shape gets a back-off.
+planned requests would not even fit the empty executor, the executor is smaller than its provider
+promised, and its shape gets a back-off.
 
 An executor that no provider started takes over the plan of the most similar pending executor. An
 executor that a provider started for an unknown provision is adopted: it gets a new provision, so

@@ -14,7 +14,7 @@ _NAMED_MAX = 3
 
 
 def cause_of(gangs: GangLedger, content: Content) -> str:
-    """Returns the reason why an executor is requested: "3 requests of 1 cpu, 1Gi fit no
+    """Returns the reason why an executor is requested, such as "3 requests of 1 cpu, 1Gi fit no
     executor".
     """
     named = [*counted(content.classes), *(gang_text(gangs, name) for name in content.gangs)]
@@ -34,12 +34,14 @@ def counted(scheduling_classes: Mapping[SchedulingClass, int]) -> list[str]:
 
 
 def gang_text(gangs: GangLedger, gang_id: str) -> str:
-    """Returns the id of a gang and its number of members: "gang g1 of 4"."""
+    """Returns the id of a gang and its number of members, such as "gang g1 of 4"."""
     waiting = gangs.waiting.get(gang_id)
     return f"gang {gang_id}" + (f" of {len(waiting.members)}" if waiting is not None else "")
 
 
 def class_text(scheduling_class: SchedulingClass) -> str:
-    """Returns the resources and labels of a scheduling class: "1 cpu, 1Gi memory, zone=a"."""
+    """Returns the resources and labels of a scheduling class, such as "1 cpu, 1Gi memory,
+    zone=a".
+    """
     labels = "".join(f", {name}={value}" for name, value in scheduling_class.labels)
     return profile_text(scheduling_class.profile) + labels
