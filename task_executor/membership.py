@@ -133,7 +133,7 @@ def _key(path: Path) -> str:
 def _join(token: JoinToken, key: str, stopping: threading.Event, *, patient: bool) -> Credentials:
     # Import this module only now, because it imports grpc. At the first start, this process
     # therefore imports grpc before it starts the helper. This is safe, because the forked process
-    # executes the helper's program at once.
+    # immediately executes the helper's program.
     from finegrain.certificates.joining import join
 
     pause_s = PAUSE_S_MIN

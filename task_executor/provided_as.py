@@ -11,7 +11,7 @@ PROVIDED_AS_VARIABLE = "FINEGRAIN_PROVIDED_AS"
 
 def provided_as(configured: str) -> str:
     """Returns the name of the executor shape that a provider used when it started this executor;
-    empty: no provider started the executor.
+    empty if no provider started the executor.
 
     Raises:
         InvalidArgument: the name of the shape is not valid.

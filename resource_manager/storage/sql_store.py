@@ -29,7 +29,7 @@ from resource_manager.storage.store import NotLeader, Store
 T = TypeVar("T")
 
 ROWS_AT_A_TIME = 2_000
-"""Rows fetched at once when tables are read."""
+"""Number of rows that one fetch returns when tables are read."""
 
 
 class SqlStore(Store):

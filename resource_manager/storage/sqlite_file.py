@@ -26,7 +26,7 @@ from resource_manager.storage.tables import APPLICATION_ID
 BUSY_TIMEOUT_S = 5.0
 
 SAFE_SQLITE = (3, 51, 3)
-"""Older versions of SQLite can damage a database when two connections reset the WAL at once.
+"""Older versions of SQLite can damage a database when two connections reset the WAL together.
 
 finegrain checkpoints from one connection only, so it does no damage. Other programs can do damage.
 """
@@ -48,7 +48,7 @@ def sqlite_engine(path: Path, *, read_only: bool, connections: int) -> Engine:
 
     The driver's transaction handling is off, because it would begin a deferred transaction at the
     first write. If another connection has written in the meantime, such a transaction fails with
-    SQLITE_BUSY at once, without waiting for the timeout.
+    SQLITE_BUSY immediately, without waiting for the timeout.
 
     Args:
         path: the database file. The file must exist.

@@ -1,5 +1,5 @@
 # ruff: noqa: S608  (names come from tables.py, values travel as parameters)
-"""Bulk SQL statements for each database, which write or delete many rows at once.
+"""Bulk SQL statements for each database, which write or delete many rows together.
 
 The result is the same in both databases. An upsert replaces a stored row, so a repeated transaction
 changes nothing.
@@ -33,7 +33,7 @@ C = TypeVar("C")
 
 
 class Statements(ABC, Generic[C]):
-    """Writes or deletes many rows at once."""
+    """Writes or deletes many rows together."""
 
     @abstractmethod
     def upsert(self, connection: C, table: Table, rows: Rows) -> None:

@@ -1,11 +1,11 @@
 """Follows the health of one device: its failures, and when the device can be used again.
 
-A device that failed and then works again is not used at once. If the device has failed often, a
+A device that failed and then works again is not used immediately. If the device has failed often, a
 delay without a failure must pass first. Then the device must pass a probe. So the executor gives no
 work to a device that fails again and again. It also gives no work to a device that answers but is
 broken.
 
-Example: a device fails at 0:00, 0:10, 0:20 and 0:30, and answers again at once after each failure:
+Example: a device fails at 0:00, 0:10, 0:20 and 0:30, and works immediately after each failure:
 
   failure  in the last hour  delay before the probe
   0:00     1                 none

@@ -131,8 +131,8 @@ class Lending:
         """Updates the quotas. Pools without a quota have ended and are removed.
 
         Args:
-            room: the bytes that the pools share: the slot's managed memory minus the quotas of
-                operators whose pools have not joined.
+            room: the bytes that the pools share. This is the slot's managed memory minus the quotas
+                of operators whose pools have not joined.
             quotas: the quota of each pool, in bytes.
             now: the present time in seconds.
         """

@@ -194,8 +194,8 @@ class SlotTable:
         return known
 
     def _check(self, spec: SlotSpec) -> None:
-        # Several generations can exist at once: the older slot is still FREEING while the newer
-        # slot runs.
+        # Several generations can exist at the same time: the older slot is still FREEING while the
+        # newer slot runs.
         latest = self.latest(spec.allocation_id)
         if latest is not None and latest.spec.generation > spec.generation:
             raise FailedPrecondition(

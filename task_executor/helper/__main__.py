@@ -128,8 +128,8 @@ class Helper:
         return self.slots.destroy(slot_name(args), args["grace_ms"] / 1000)
 
     def start_task(self, args: dict[str, Any]) -> Job:
-        # Check the slot now, so that a wrong order fails at once. The lambda checks the slot again,
-        # because the slot can be destroyed while the start waits.
+        # Check the slot now, so that a wrong order fails immediately. The lambda checks the slot
+        # again, because the slot can be destroyed while the start waits.
         self.slots.need(args)
         return self.tasks.start(args, lambda: self.slots.limits[self.slots.need(args)])
 
@@ -268,8 +268,8 @@ class Helper:
         """
         self.loop.serve()
         running = not all(task.exit for task in self.tasks.known.values())
-        # End the supervisors before the helper ends. When the helper ends, a front can check at
-        # once that no process is left.
+        # End the supervisors before the helper ends. As soon as the helper has ended, a front can
+        # check that no process is left.
         if not running:
             self.tasks.end_supervisors()
         # This process still has the lock of the state directory, so the path cannot be the socket

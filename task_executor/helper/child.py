@@ -149,7 +149,7 @@ def remove_as(uid: int, gid: int, path: str) -> int:
 def _remove_tree(path: str) -> None:
     """Removes a directory tree of any depth and permissions, by moving deeper directories up first.
 
-    Several processes can remove the same tree at once.
+    Several processes can remove the same tree at the same time.
     """
     if os.path.islink(path):  # noqa: PTH114
         return os.unlink(path)  # noqa: PTH108

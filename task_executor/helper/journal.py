@@ -1,9 +1,9 @@
 """Writes and reads the journal of a supervisor: the tasks that it has begun to start, and their
 ends.
 
-Only one process at a time writes a journal: first the supervisor, and the helper after the
-supervisor has ended. All tasks of a supervisor share its journal. So a task that writes no output
-needs no file, and one sync makes the ends of many tasks durable.
+Only one process at a time writes a journal: first the supervisor, and after its end the helper. All
+tasks of a supervisor share its journal. So a task that writes no output needs no file, and one sync
+makes the ends of many tasks durable.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from typing import Any
 from task_executor.helper.protocol import Fault
 
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
-_EVENTS = 64  # maximum number of ready descriptors that the kernel returns at once
+_EVENTS = 64  # maximum number of ready descriptors that one call of the kernel returns
 
 
 class Waker:

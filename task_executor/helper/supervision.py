@@ -208,8 +208,8 @@ class Supervision:
                     continue
                 cpu_usec = round((usage.ru_utime + usage.ru_stime) * 1e6)
                 end = self._reaped[task.id] = (status, cpu_usec, usage.ru_maxrss * 1024)
-                # If the supervisor of this process has just ended, the next supervisor receives the
-                # end of this process at its own start.
+                # If the supervisor of this task has just ended, report nothing now. The next
+                # supervisor receives the end of the task when that supervisor starts.
                 if task.link is not None and task.link.is_alive:
                     names = ("status", "cpu_usec", "peak_bytes")
                     args = {"pid": pid} | dict(zip(names, end, strict=True))

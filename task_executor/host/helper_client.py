@@ -341,7 +341,7 @@ class HelperClient:
     async def kill_task(self, task_id: str, grace_ms: int = 0) -> None:
         """Sends SIGTERM to all processes of a task, and SIGKILL after the grace period.
 
-        This method returns at once. When the task has ended, a `TaskExited` event follows.
+        This method returns immediately. When the task has ended, a `TaskExited` event follows.
         """
         await self._call("kill_task", {"task_id": task_id, "grace_ms": grace_ms})
 
@@ -516,8 +516,8 @@ class HelperClient:
                 await self._read(reader)
             finally:
                 self._lose(writer)
-            # Pause, to limit the rate of attempts if a helper accepts connections and closes them
-            # at once.
+            # Pause, to limit the rate of attempts if a helper accepts connections and immediately
+            # closes them.
             await asyncio.sleep(backoff_s)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:

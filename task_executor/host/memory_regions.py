@@ -62,7 +62,7 @@ def limit_problems(
     host: HostDevices, root: Path = Path("/"), driver_problem: Callable[[], str] | None = None
 ) -> dict[str, str]:
     """Returns, for each GPU (by UUID), the reason why its memory cannot be limited on this host;
-    empty: it can be limited.
+    empty if it can be limited.
 
     This function sets no limit. If the helper of a running executor is root, the executor also sets
     a limit as a probe.

@@ -1,9 +1,9 @@
 """Reads the GPUs of this host with NVIDIA's management library (NVML).
 
-The executor never stops because of these failures: a missing library or driver, a driver of another
-version, a GPU that fell off the bus, or an unsupported query. After a failure, the GPU capacity is
-zero or unknown, with a reason. This module does not parse the output of ``nvidia-smi``, because the
-program truncates its tables. `detection/gpus.py` adds NUMA nodes and cpusets.
+No failure stops the executor: a missing library or driver, a driver of another version, a GPU that
+fell off the bus, or an unsupported query. After a failure, the GPU capacity is zero or unknown, and
+has a reason. This module does not parse the output of ``nvidia-smi``, because the program truncates
+its tables. `detection/gpus.py` adds NUMA nodes and cpusets.
 
 A GPU is identified by its UUID. Its index, its minor number and its position on the PCI bus can all
 differ, and CUDA uses yet another numbering.

@@ -65,7 +65,7 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
     # Stage 3: take the first place that works.
     for driver in drivers:
         # EBUSY means that the parent group contains processes of other programs. So the group
-        # cannot become an inner node. After this error, try the next place at once.
+        # cannot become an inner node. After this error, try the next place immediately.
         elsewhere = [] if driver is drivers[-1] else [errno.EBUSY]
         is_known, permanent_errors = driver.base is known, (*_PERMANENT_ERRORS, *elsewhere)
         failure = _prepare(driver, is_known, config["front_pid"], permanent_errors)

@@ -233,8 +233,8 @@ class Driver:
         self.devices_problem = self.probe_devices()
 
     def probe_devices(self) -> str:
-        """Returns the reason why device files cannot be closed to tasks, and what to do about it;
-        empty: they can be closed.
+        """Returns the reason why device files cannot be closed to tasks, and what to do; empty if
+        they can be closed.
         """
         return self.devices_problem
 

@@ -1,7 +1,7 @@
 """Reads the limits of this process's control groups: CPUs, memory nodes, memory and CPU time.
 
-The mounts come from /proc/mounts. The paths of the groups come from /proc/self/cgroup (one path per
-controller in v1, one path for all controllers in v2) and /proc/self/cpuset (only for the cpuset).
+The mounts come from /proc/mounts. The paths of the groups come from /proc/self/cgroup: in v1, one
+path per controller; in v2, one path for all controllers. /proc/self/cpuset is read for the cpuset.
 The cpuset comes from the nearest group with cpuset files. The limits of memory and CPU time are the
 smallest limits of all groups up to the mount's root. In a container with a cgroup namespace, groups
 above the namespace cannot be read, so the real limit can be lower.
