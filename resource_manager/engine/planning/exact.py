@@ -1,11 +1,11 @@
 """Finds the cheapest executors for a few requests, by dynamic programming with branch and bound.
 
 A state is the number of requests of each kind that are not served yet. The search visits at most
-`STATES_MAX` states. It uses the offers one after the other. To every state that it has reached, it
-adds one executor of the offer, once for each full content. (A content is full if no remaining
-request could be added to it.) Then it adds a second executor of the offer, a third one, and so on,
-until an added executor reaches no state at a lower cost. The search drops a state if even fractions
-of executors for the remaining requests would cost too much.
+`STATES_MAX` states. The search uses the offers one after the other. To every state that it has
+reached, it adds one executor of the offer, once for each full content. (A content is full if no
+remaining request could be added to it.) Then it adds a second executor of the offer, a third
+executor and so on, until an added executor reaches no state at a lower cost. The search drops a
+state if even fractions of executors for the remaining requests would cost too much.
 
 Example: three requests of 2 cpus are left, so the state is (3). An executor of the first offer has
 4 cpus and costs 3. Its full content is 2 requests, so one executor leads from (3) to (1) at a cost

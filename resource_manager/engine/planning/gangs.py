@@ -5,8 +5,8 @@ left. The planner uses four kinds of executors: registered executors, pending ex
 that it chose for earlier gangs, and new executors. If the previous plan has places for some
 members, the new plan keeps these places if it finds places for the other members, too.
 
-Example: a gang has 3 members of 4 cpus. One registered executor has 4 free cpus, and an offered
-executor has 8 cpus. So one member is planned on the registered executor, and two members are
+Example: a gang has 3 members of 4 cpus. One registered executor has 4 free cpus, and executors with
+8 cpus can be requested. So one member is planned on the registered executor, and two members are
 planned on one new executor. If no executor could be requested, no member would be planned, and the
 next gang could use the 4 free cpus.
 """

@@ -29,8 +29,8 @@ from resource_manager.engine.planning.packing import Bin, Counts, Demand, Entry
 from resource_manager.engine.planning.steps import Steps, finish
 
 _ATTEMPTS_MAX = 8
-"""If limits do not allow enough executors, executors are chosen again for fewer requests, at most
-this many times.
+"""If limits do not allow enough executors, the choice is repeated for fewer requests, at most this
+many times.
 """
 
 _LEFT_PART = 20

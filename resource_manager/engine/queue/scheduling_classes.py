@@ -217,9 +217,9 @@ class JobQueue:
 
     Attributes:
         numbers: the arrival numbers of the requests.
-        position: the place by which the active queues of a job are sorted. It is either the place
-            of the first number of `numbers`, or the lower place of a request that has left the
-            queue. If the queue is not active, it is `INACTIVE`.
+        position: the place by which the active queues of a job are sorted. The position is either
+            the place of the first number of `numbers`, or the lower place of a request that has
+            left the queue. The position of a queue that is not active is `INACTIVE`.
         blocked_by: the id of the group whose quota blocks the queue, or empty if no quota blocks
             it.
         may_reject: True if some requests of the queue can be rejected as infeasible. False if all
@@ -340,8 +340,8 @@ class KnownClasses:
         self.waited_with: dict[WaitingKey, SchedulingClass] = {}
         self._idle: dict[
             WaitingKey, SchedulingClass
-            # classes without pending requests; the class that has been unused for the longest time
-            # comes first
+            # classes without pending requests. The first class is the class that has been unused
+            # for the longest time.
         ] = {}
         # for each set of labels, the number of classes with pending requests
         self._required: dict[Labels, int] = {}

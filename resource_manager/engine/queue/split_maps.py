@@ -33,8 +33,8 @@ characters.
 """
 
 NAMES_MAX: Final = 256
-"""The largest number of ids that are stored for the same last characters. The limit also limits the
-time of each change.
+"""The largest number of ids that are stored for the same last characters. With this limit, the time
+of each change is limited, too.
 
 Of a million random ids, about 15 have the same last characters. Ids that clients chose possibly all
 have the same last characters. A search by last characters does not find the ids that exceed the

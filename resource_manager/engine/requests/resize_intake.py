@@ -48,7 +48,7 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
             generation, the number is not the next number, or the executor is too small even when it
             is empty.
         InvalidArgument: the size is below the minimum, slots of this QoS class cannot have this
-            size, or the size has other devices than the slot.
+            size, or the size is for other devices than the devices of the slot.
     """
     request, slot = _slot_to_resize(state.requests, state.slots, state.jobs, event)
     # Make all checks before the first change, because a rejected event must not change the state.
@@ -232,11 +232,11 @@ def _refuse_number(slot: Slot, number: int) -> None:
 def _refuse_other_devices(
     host: Host, slot: Slot, request: Request, target: Resize, *, park: bool
 ) -> None:
-    """Checks that the new size has the same devices as the slot, or that the resize parks or
+    """Checks that the new size is for the same devices as the slot, or that the resize parks or
     unparks the slot.
 
     Raises:
-        InvalidArgument: the new size has other devices, or slots cannot share a device.
+        InvalidArgument: the new size is for other devices, or slots cannot share a device.
         FailedPrecondition: the executor cannot park the slot, because of the slot's GPUs.
     """
     original = _requested_devices(request)

@@ -348,7 +348,7 @@ def reserve_planned(search: ReservationSearch) -> None:
 
 def _reserve(search: ReservationSearch, clock: StarvationClock, since: Mark) -> None:
     """Reserves the best hosts for an owner. If the owner fits on these hosts now, places the owner
-    instead. If all suitable hosts are reserved or claimed, the owner claims them, too.
+    instead. If all suitable hosts are reserved or claimed, the owner claims these hosts, too.
     """
     reservations, owner = search.state.reservations, search.owner
     taken = reservations.claimed.union(reservations.on_host)
