@@ -254,7 +254,7 @@ def _postgresql_upsert(table: Table, single: tuple[bool, ...]) -> str:
     values = ", ".join(_given(table, name, names, single) for name in names)
     several = _arrays_of(names, single)
     source = f" FROM {unnested(table, several)}" if several else ""
-    # `WHERE true` tells the parser that ON CONFLICT is not a join condition.
+    # `WHERE true` shows the parser that ON CONFLICT is not a join condition.
     return (
         f"INSERT INTO {table.name} ({_columns(table)}) SELECT {values}{source} WHERE true "
         + _conflict_clause(table)

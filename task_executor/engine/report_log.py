@@ -19,8 +19,8 @@ from task_executor.engine.slots import EndedSlot, Slot, SlotKey
 _NUMBERS_KEPT_MAX = 1_000
 """Maximum number of unacknowledged reports that are remembered.
 
-If the RM acknowledges a report that the executor does not remember any more, the next report is
-full.
+If the RM acknowledges a report that the executor does not remember any more, the next report
+contains the complete state.
 """
 
 _NUMBERS_PER_START = 1 << 40
@@ -81,8 +81,8 @@ class ReportLog:
         )
 
     def answer(self, table: SlotTable, *, rm_epoch: int, command_number: int) -> NumberedState:
-        """Returns a full report for the answer to a command. The RM repeats a command until it has
-        the answer.
+        """Returns a report with the complete state, for the answer to a command. The RM repeats a
+        command until it has received the answer.
         """
         self._answered = table.version
         return self.full(table, rm_epoch=rm_epoch, command_number=command_number)
@@ -92,15 +92,16 @@ class ReportLog:
         return bool(self._ended) or table.version != self._answered
 
     def next(self, table: SlotTable, *, rm_epoch: int, command_number: int) -> NumberedState:
-        """Returns the next report. It is `unchanged` if the RM already has the present slots.
+        """Returns the next report. The report is `unchanged` if the RM already has the present
+        slots.
 
         Args:
             table: the slots to report.
             rm_epoch: the epoch that this executor obeys.
             command_number: the last command whose effects are in `table`.
         """
-        # Send a full report if the table has changed since the acknowledged report, or if it is
-        # unknown which slots the RM knows.
+        # Send the complete state if the table has changed since the acknowledged report, or if it
+        # is unknown which slots the RM knows.
         if self._acknowledged is None or self._acknowledged[1] != table.version:
             return self.full(table, rm_epoch=rm_epoch, command_number=command_number)
         return NumberedState(
@@ -133,8 +134,8 @@ class ReportLog:
         version = self._sent.get(report_number)
         if version is not None:
             self._acknowledged = (report_number, version)
-        # If the log no longer remembers the table version of this report, the next report must be
-        # full.
+        # If the log no longer remembers the table version of this report, the next report must
+        # contain the complete state.
         elif self._acknowledged is None or report_number != self._acknowledged[0]:
             self._acknowledged = None
         self._sent = {n: v for n, v in self._sent.items() if n >= report_number}
@@ -163,7 +164,7 @@ class ReportLog:
         self.report_number = max(self.report_number, report_number + _NUMBERS_PER_START)
 
     def require_full_report(self) -> None:
-        """Makes the next report full.
+        """Makes the next report contain the complete state.
 
         The caller calls this method if the RM possibly does not know the slots, for example because
         another RM has become the leader. An `unchanged` report could then refer to a report that

@@ -217,7 +217,7 @@ class Slots:
     def _place(self, name: str, limits: dict[str, Any]) -> None:
         """Binds a slot.
 
-        The method writes the record first. If the disk is full, the slot then does not move.
+        The method writes the record first. So the slot does not move if the disk is full.
         """
         group = self.driver.slot(name)
         if self.limits[name] != limits:
