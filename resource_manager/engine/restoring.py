@@ -163,7 +163,8 @@ def _enqueue(state: State, at: Instant) -> None:
     """
     for slot in state.slots.values():
         # While a resize order is in flight to the executor (`ordered`), the slot's next resize is
-        # not queued. It is queued after the executor has confirmed or refused the order.
+        # not queued. The next resize is queued after the executor has confirmed or refused the
+        # order.
         if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
             state.queue.add_resize(slot)
     for gang in state.gangs.derive_states(state.requests, state.transitions, at):

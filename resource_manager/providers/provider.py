@@ -16,8 +16,8 @@ Every provider must guarantee the following, even if the resource manager is kil
   was never started. `stop` returns only when no part of the executor is left, such as a process, a
   control group or a virtual machine. If the provider does not know whether a part is left, `stop`
   raises an error.
-- A provider needs data on disk for these guarantees. It writes the data before it starts a process,
-  unless it can determine the data later.
+- A provider needs data on disk for these guarantees. The provider writes the data before it starts
+  a process, unless it can determine the data later.
 - Executors continue to run when the resource manager stops. `close` stops no executor.
 """
 

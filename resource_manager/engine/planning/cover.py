@@ -1,9 +1,9 @@
 """Chooses the executors to request: a cheap set of executors that serves the waiting requests.
 
-This is vector bin packing with bins of several sizes and prices. An offer is a kind of executor
-with its cost. The content of an offer is the set of requests that one such executor would serve. A
-greedy algorithm requests one executor after the other. Each time, it takes the offer whose content
-has the highest worth per cost, as in the greedy algorithm for set cover (V. Chvatal, 1979).
+The problem is vector bin packing with bins of several sizes and prices. An offer is a kind of
+executor with its cost. The content of an offer is the set of requests that one such executor would
+serve. A greedy algorithm requests one executor after the other. Each time, it takes the offer whose
+content has the highest worth per cost, as in the greedy algorithm for set cover (V. Chvatal, 1979).
 
 The worth of a request is the cost of its amounts, at the lowest price that any offer has for each
 amount. The packing problem has a linear relaxation, which allows fractions of executors. If one

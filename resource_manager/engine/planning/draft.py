@@ -19,9 +19,8 @@ COST_UNIT = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """A kind of executor that can be requested. It has a capacity (in columns of the capacity
-    index), an exact total (for limits), a cost, and the number of executors that can still be
-    requested.
+    """A kind of executor that can be requested: its capacity (in columns of the capacity index),
+    its exact total (for limits), its cost, and the number of executors that can still be requested.
     """
 
     capacity: Capacity

@@ -10,12 +10,13 @@ state if even fractions of executors for the remaining requests would cost too m
 Example: three requests of 2 cpus are left, so the state is (3). An executor of the first offer has
 4 cpus and costs 3. Its full content is 2 requests, so one executor leads from (3) to (1) at a cost
 of 3. A second executor leads from (1) to (0) at a cost of 6. An executor of the second offer has 2
-cpus and costs 1. One such executor leads from (3) to (2) at a cost of 1, two lead to (1) at a cost
-of 2, and three lead to (0) at a cost of 3. So the result is three executors of the second offer.
+cpus and costs 1. The first such executor leads from (3) to (2) at a cost of 1, the second leads to
+(1) at a cost of 2, and the third leads to (0) at a cost of 3. So the result is three executors of
+the second offer.
 
 Without limits, the search finds the cheapest set. With limits, a cheaper set possibly exists: if
-two paths lead to a state, the search keeps only the cheaper path, although this path possibly uses
-up more of a limit than the other path.
+two paths lead to a state, the search keeps only the cheaper path. But the cheaper path possibly
+uses up more of a limit than the other path.
 """
 
 from __future__ import annotations

@@ -158,8 +158,8 @@ def _could_be_provided(
         gangs=[gang],
         limits=_room_below_maximum(hosts, elastic, provisions),
     )
-    # First make a plan with only new executors, which are usually sufficient. It avoids a plan with
-    # the known executors, of which there can be many.
+    # First make a plan with only new executors, which are usually sufficient. A plan with the known
+    # executors, of which there can be many, would take longer.
     if make_plan(backlog).gangs:
         return True
     staying = _staying(hosts, provisions, gang, demands, constrained)

@@ -25,9 +25,8 @@ from resource_manager.engine.planning.steps import Steps
 
 @dataclass(frozen=True, slots=True)
 class GangDemand:
-    """A gang in a plan, with its number of members of each kind, the rule for their executors, and
-    the index of the queue entry that follows the gang. The kinds of a gang are its own: no other
-    gang or request has the same kind.
+    """A gang in a plan. `members` is the number of members of each kind. `before` is the index of
+    the queue entry that follows the gang. No other gang or request has a kind of this gang.
     """
 
     members: Mapping[int, int]

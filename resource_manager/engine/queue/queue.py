@@ -382,7 +382,7 @@ class WaitingQueue:
 
     def unblock_job(self, job_id: str) -> None:
         """Unblocks the gangs and resizes of a job, and those of its classes that have rules about
-        neighbors. These rules are possibly met now.
+        neighbors. The caller calls this method when these rules are possibly met.
         """
         for job_queue in self.by_job.get(job_id, ()):
             scheduling_class = job_queue.scheduling_class

@@ -54,8 +54,8 @@ class Cursor:
     (`placement/policies.py`).
 
     The class fits on no host before the position `frontier`, except possibly on the hosts at the
-    positions `again`. This was true when the index had the version `version`, and the index's
-    growth log had `log_length` entries.
+    positions `again`. `version` is the version of the index at the end of that search, and
+    `log_length` is the length of the index's growth log at the same moment.
     """
 
     version: int = -1
@@ -75,7 +75,7 @@ class SchedulingClass:
     """Equal requests that are pending.
 
     Attributes:
-        number: the number of the class in the order of creation. It breaks ties.
+        number: the number of the class in the order of creation. The number breaks ties.
         profile: the resource profile of the requests, or None if the requests get default slots.
         labels: the labels that a host must carry.
         needs: the amounts that a host must have. None until they are computed (see
@@ -86,8 +86,9 @@ class SchedulingClass:
         inactive: the job queues that wait until a host has room for the class.
         tried: True if the class was tried after its first request arrived.
         cursors: for each tier of hosts, the point at which the last search stopped.
-        searched: if the last search checked all hosts and found none with room, the version of the
-            index at that time and the length of the index's growth log.
+        searched: the version of the index, and the length of the index's growth log, at the time of
+            the last search. The value is `NOT_SEARCHED` if that search found a host or did not
+            check all hosts.
         verdict: cached pair (version of the cluster, feasibility).
         reason: cached pair (version of the state, the reason why the requests wait).
         need: cached pair (version of the cluster, the largest amounts that one request books).

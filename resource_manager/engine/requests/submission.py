@@ -2,7 +2,7 @@
 next `Decide` events place them.
 
 A call contains many items, and each item gets its own outcome. But all items are rejected if the
-call as a whole has a problem, for example if the job is unknown, or if only some requests have a
+call as a whole has a problem. For example, the job is unknown, or only some requests have a
 profile.
 """
 

@@ -1,3 +1,4 @@
 """Grows and shrinks the cluster. This package decides which executors are requested from providers
-and given back. It handles the answers of providers and the registrations of new executors.
+and given back. The package also handles the answers of providers and the registrations of new
+executors.
 """

@@ -40,8 +40,8 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 
 COMPARED_MAX = 20_000
-"""The limit for compared scheduling classes, job queues and non-batchable items. It applies to all
-slots of one call together.
+"""The limit for compared scheduling classes, job queues and non-batchable items. The limit applies
+to all slots of one call together.
 """
 
 
@@ -100,8 +100,8 @@ class NextInOrder:
         return known
 
     def _is_above_maximum(self, slot: Slot) -> bool:
-        """Returns whether a group or the owner of the slot's job uses more than its maximum. This
-        is possible after an administrator has lowered the maximum.
+        """Returns whether a group or the owner of the slot's job uses more than its maximum. A use
+        above the maximum is possible after an administrator has lowered the maximum.
         """
         need = needs_slots(counted(slot.booked))
         job = self.tree.jobs[slot.job_id]

@@ -336,8 +336,8 @@ def reserve_planned(search: ReservationSearch) -> None:
     shares = search.choose(state.reservations.on_host)
     if shares is None or clock is None:
         return
-    # If it is not known when the hosts will have room, the owner gets no plan. It gets a
-    # reservation when it is starved.
+    # If it is not known when the hosts will have room, the owner gets no plan, but a reservation
+    # when the owner is starved.
     ready = (
         times.ready_ms(state.hosts[name], search.booked(state.hosts[name], some))
         for name, some in shares.items()

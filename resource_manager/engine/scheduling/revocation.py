@@ -2,12 +2,12 @@
 
 A request can allow its slot to be *revocable*. A revocable slot is booked like any other slot. If a
 request or gang that is not revocable fits on no host, the engine looks for the least costly set of
-revocable slots whose capacity is sufficient. This is the set with the fewest slots. If several sets
-have the fewest slots, it is the set with the least service (cost times run time). The slots of this
-set are *revoked*: their requests return to their places in the queue, and their tasks get a signal
-and a grace time. The request that needs the capacity is placed in the same step, so that no other
-request gets the capacity. When the revoked slots have ended, the executor gets the order to carve
-the new slot. Until then, the executor gets no order to carve a slot.
+revocable slots whose capacity is sufficient. The least costly set is the set with the fewest slots.
+If several sets have the fewest slots, the set with the least service (cost times run time) is
+chosen. The slots of this set are *revoked*: their requests return to their places in the queue, and
+their tasks get a signal and a grace time. The request that needs the capacity is placed in the same
+step, so that no other request gets the capacity. When the revoked slots have ended, the executor
+gets the order to carve the new slot. Until then, the executor gets no order to carve a slot.
 
 Slots that are not revocable are never taken back, and no slot is taken back because of fairness.
 Free capacity, and capacity that becomes free without a revocation, is used first.

@@ -2,8 +2,8 @@
 
 Reuse is allowed only if the slot's job would be served next with the freed capacity
 (`next_in_order.py`). In this case, the job would get the capacity again after it has given the slot
-back, but reuse saves the time to free the slot and to carve a new slot. If reuse is not allowed,
-the job must give the slot back, and the slot's request ends with the reason.
+back. Reuse saves the time to free the slot and to carve a new slot. If reuse is not allowed, the
+job must give the slot back, and the slot's request ends with the reason.
 
 Example: job A has a slot whose work is done, and a pending request for an equal slot. Job B waits
 for a slot that would fit on the same host. The slot is not counted in the virtual time of A. If A
