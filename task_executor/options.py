@@ -121,7 +121,7 @@ class TaskExecutorOptions:
     # value has no effect, because the pools determine the amount
     default_slot_managed_percent: int = 40
     number_of_slots: int | None = None  # deprecated: use `default_slot_fraction`
-    slots_max: int = 0  # maximum number of slots at one time; 0: no limit
+    slots_max: int = 0  # maximum number of slots at one time; 0 means no limit
     pids_max: int = 4096  # maximum number of processes of a slot whose request sets no number
     # size of a page of managed memory; operators of job graphs get whole pages
     managed_memory_page_bytes: int = 32 * 1024

@@ -31,7 +31,7 @@ class CommandFence(Generic[Answer]):
     """Admits each command once. At most one command is in progress at a time."""
 
     rm_epoch: int = 0  # the highest known epoch
-    registration_number: int = 0  # number of the present registration; 0: not registered
+    registration_number: int = 0  # number of the present registration; 0 if not registered
     command_number: int = 0  # number of the last command whose effects are in the slot table
     _last_digest: str = ""
     _last_answer: Answer | None = None

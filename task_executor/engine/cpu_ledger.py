@@ -44,7 +44,7 @@ class HostCpus:
     isolated: CpuSet = EMPTY
     # Cpus of each pool; empty if there is only one pool.
     pools: tuple[tuple[PoolName, CpuSet], ...] = ()
-    memory_nodes: NodeSet = EMPTY  # NUMA nodes that memory can be bound to; empty: not known
+    memory_nodes: NodeSet = EMPTY  # NUMA nodes that memory can be bound to; empty if unknown
     policy: HostPolicy = NO_SETTINGS  # settings from the configuration
 
     @property

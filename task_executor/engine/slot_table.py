@@ -61,7 +61,7 @@ class HostShare:
 
     total: Amounts
     shared_cpus: CpuSet  # the shared pool, while no cpu is dedicated
-    slots_max: int = 0  # maximum number of slots; 0: no limit
+    slots_max: int = 0  # maximum number of slots; 0 means no limit
     host_cpus: HostCpus | None = None  # None if only `shared_cpus` is known
     devices: HostDevices = NO_DEVICES  # devices that slots can have
 

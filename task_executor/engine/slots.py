@@ -36,9 +36,9 @@ class SlotKey(NamedTuple):
 class CarveState(StrEnum):
     """State of a slot. Its amounts are booked in each of these states."""
 
-    CARVING = "CARVING"  # its cgroup is being set up; reports do not contain the slot yet
-    ALLOCATED = "ALLOCATED"  # its limits are enforced on the host; it accepts tasks
-    FREEING = "FREEING"  # its processes are being terminated; it accepts no tasks
+    CARVING = "CARVING"  # the cgroup is being set up; reports do not contain the slot yet
+    ALLOCATED = "ALLOCATED"  # the limits are enforced on the host; the slot accepts tasks
+    FREEING = "FREEING"  # the processes are being terminated; the slot accepts no tasks
 
 
 TRANSITIONS = frozenset(
@@ -65,7 +65,7 @@ class SlotSpec:
     target_address: str = ""
     resize_number: int = 0  # number of the last resize; 0 if the slot was never resized
     assignment: CpuAssignment | None = None  # None means class LS, in the whole shared pool
-    time_limit_ms: int | None = None  # the slot ends after this time; None: no limit
+    time_limit_ms: int | None = None  # the slot ends after this time; None means no limit
 
     @property
     def key(self) -> SlotKey:
@@ -137,7 +137,7 @@ class Slot:
     allocated_time_ms: int = 0
     end_reason: str = ""  # the reason why the slot is FREEING; empty if the RM ordered the end
     accepted: bool = False  # True if the job master at the target address accepted the slot
-    becoming: SlotSpec | None = None  # the new size during a resize, booked in addition to `spec`
+    becoming: SlotSpec | None = None  # the new size during a resize
     limited_since_ms: int | None = None  # boot clock time at which the time limit started
     reuse_number: int = 0  # number of the reuse with which the time limit started again
 

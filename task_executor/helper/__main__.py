@@ -62,13 +62,15 @@ class Helper:
         # A reboot removes all groups, so the base from before a reboot no longer exists.
         base = known.get("base") if known.get("boot_id") == boot_id() else None
         if base and next((state / "slots").glob("*.json"), None):
-            config = config | {"isolation": "auto"}  # existing slots are in cgroups and stay there
+            config = config | {
+                "isolation": "auto"
+            }  # existing slots are in cgroups and stay in them
         self.driver = choose_driver(config, Kernel(), base)
         found = {"boot_id": boot_id(), "base": self.driver.base}
         # Write the file only if it changes. So a restart works even on a full disk.
         if found != known:
             write_json(state / "helper.json", found)
-        self.loop = Loop(lambda: self.tasks.reap())  # noqa: PLW0108 - made after the loop
+        self.loop = Loop(lambda: self.tasks.reap())  # noqa: PLW0108 - `tasks` is made later
         self.tasks = Tasks(self.loop, config, self.driver, self.send_event)
         self.slots = Slots(state, self.driver, self.tasks.supervisors_of)
         self.kubelet_files = KubeletFiles(config["kubelet_dir"], config["kubelet_config"])

@@ -26,7 +26,7 @@ from finegrain.values.bounds import (
 from task_executor.helper.paths import digest
 
 EXIT_CONFIG, EXIT_IN_USE = 2, 3  # exit statuses of a helper that cannot start
-PROTOCOL_VERSION = 2  # 2: batches of slot moves, best-effort slots, huge pages, kubelets
+PROTOCOL_VERSION = 2  # 2 adds batches of slot moves, best-effort slots, huge pages, kubelets
 FRAME_BYTES_MAX = 1 << 20
 _MESSAGE_CHARACTERS_MAX = 500
 ENVIRONMENT_BYTES_MAX = COMMAND_BYTES_MAX + ADDED_ENVIRONMENT_BYTES_MAX
@@ -218,7 +218,7 @@ class Field(NamedTuple):
     """One argument of a verb."""
 
     check: Check
-    default: Any = ...  # ...: the argument is required; None: null is allowed
+    default: Any = ...  # `...` if the argument is required; None if null is allowed
 
 
 Fields = Mapping[str, Field]

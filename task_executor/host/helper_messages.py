@@ -121,7 +121,7 @@ class TaskStarted:
     """
 
     pid: int
-    start_time_ticks: int | None  # None: the program ended before its start time could be read
+    start_time_ticks: int | None  # None if the program ended before the time was read
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class TaskRecord:
     generation: int
     state: str
     pid: int
-    start_time_ticks: int | None  # None: the program ended before its start time could be read
+    start_time_ticks: int | None  # None if the program ended before the time was read
     directory: Path
     exit: ExitRecord | None
 

@@ -99,7 +99,7 @@ class PynvmlSource:
             return GpuInventory(absence_reason=f"NVML cannot be used: {words_of(error)}")
         try:
             return _Session(nvml).inventory()
-        except Exception as error:  # every failure must become a reason, see above
+        except Exception as error:  # every failure must become a reason
             return GpuInventory(absence_reason=f"NVML failed: {words_of(error)}")
         finally:
             with contextlib.suppress(Exception):

@@ -29,7 +29,7 @@ class KubeletContainer:
     """A container to which the kubelet has given dedicated cpus or memory."""
 
     pod_uid: str  # empty if the checkpoint names only containers, not pods
-    container: str  # name or id of the container; empty: the whole pod
+    container: str  # name or id of the container; empty for the whole pod
     cpus: CpuSet = EMPTY
     memory_bytes: tuple[tuple[int, int], ...] = ()  # pairs of NUMA node and bytes, sorted by node
 
