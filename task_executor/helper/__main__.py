@@ -62,9 +62,8 @@ class Helper:
         # A reboot removes all groups, so the base from before a reboot no longer exists.
         base = known.get("base") if known.get("boot_id") == boot_id() else None
         if base and next((state / "slots").glob("*.json"), None):
-            config = config | {
-                "isolation": "auto"
-            }  # existing slots are in cgroups and stay in them
+            # Existing slots are in cgroups and stay in them, so cgroups are needed.
+            config = config | {"isolation": "auto"}
         self.driver = choose_driver(config, Kernel(), base)
         found = {"boot_id": boot_id(), "base": self.driver.base}
         # Write the file only if it changes. So a restart works even on a full disk.
