@@ -197,8 +197,8 @@ class CommandProvider:
             fresh = self._fresh_note(executor_id, own)
             known = note.handle if note else ""
             running = note.running if note else None
-            # Only the old note has the executor's handle, and names a command that possibly still
-            # runs.
+            # The handle of the executor, and a command that possibly still runs, are only in the
+            # old note.
             note = replace(fresh, handle=known or fresh.handle, running=running)
         if note is None:
             raise ProviderFailed(
@@ -218,7 +218,8 @@ class CommandProvider:
             return "the start command printed no handle"
         words = fill(note.stop, {**note.values, HANDLE: note.handle})
         outcome = self._run(executor_id, "stop", words, note, cancellation)
-        # `stop_gone`: exit statuses with which the command reports that there is nothing to stop.
+        # `stop_gone` contains the exit statuses with which the stop command reports that there is
+        # nothing to stop.
         if outcome.ended_because or outcome.exit_code not in (0, *note.stop_gone):
             raise _failed("stop", executor_id, outcome)
         # Delete the note only after success, because after a failure the next attempt needs the

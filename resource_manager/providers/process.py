@@ -4,8 +4,8 @@ This module gives a share to each executor and writes the executor's configurati
 on disk (see `process_executor`). A resource manager that starts after a crash reads these records,
 and so finds every executor again. Executors continue to run when the resource manager stops.
 
-If a resource manager never returns, the executors of its process provider continue to run. To stop
-all these executors, call `stop_everything(directory)`, or run
+If a resource manager is never started again, the executors of its process provider continue to run.
+To stop all these executors, call `stop_everything(directory)`, or run
 
     python -m resource_manager.providers.process_sweep DIRECTORY
 

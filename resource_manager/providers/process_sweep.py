@@ -1,4 +1,4 @@
-"""Stops everything that a process provider started, when its resource manager will never return.
+"""Stops all executors of a process provider whose resource manager will never be started again.
 
     python -m resource_manager.providers.process_sweep DIRECTORY
 

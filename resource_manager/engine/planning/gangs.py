@@ -25,8 +25,9 @@ from resource_manager.engine.planning.steps import Steps
 
 @dataclass(frozen=True, slots=True)
 class GangDemand:
-    """A gang in a plan. `members` is the number of members of each kind. `before` is the index of
-    the queue entry that follows the gang. No other gang or request has a kind of this gang.
+    """A gang in a plan. `members` is the number of members of each kind, and `placement` and
+    `label` are the rule for their executors. `before` is the index of the queue entry that follows
+    the gang. No other gang or request has a kind of this gang.
     """
 
     members: Mapping[int, int]

@@ -140,8 +140,8 @@ class WaitingQueue:
         return self._known.of((key, DEFAULT_LANE))
 
     def new_classes(self, job_id: str, specs: Iterable[RequestSpec]) -> int:
-        """Returns how many classes these specs belong to in which the job has no pending request
-        yet.
+        """Returns the number of classes of these specs, without the classes in which the job
+        already has a pending request.
         """
         keys = {waiting_key(spec) for spec in specs}
         scheduling_classes = (self._known.waited_with.get(key) for key in keys)

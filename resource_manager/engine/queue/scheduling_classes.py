@@ -78,8 +78,8 @@ class SchedulingClass:
         number: the number of the class in the order of creation. The number breaks ties.
         profile: the resource profile of the requests, or None if the requests get default slots.
         labels: the labels that a host must carry.
-        needs: the amounts that a host must have. None until they are computed (see
-            `placement/columns.py`).
+        needs: the amounts that a host must have. The value is None until the amounts are computed
+            (see `placement/columns.py`).
         cpus: the CPU policy of the requests, or None if the requests have no CPU policy.
         waiting: the number of pending requests.
         job_queues: the job queues of the class, by job.

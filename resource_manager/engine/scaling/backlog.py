@@ -108,7 +108,8 @@ def plan_waiting(state: State) -> Steps[None]:
 
 
 def note_totals(moves: ProvisionMoves, ordered: Iterable[ExecutorShape]) -> None:
-    """Stores the total of all executors after executors were requested, for the invariants.
+    """Stores the total of all executors after executors were requested. The invariant checks read
+    it.
 
     Only the dimensions of the requested executors are stored. In other dimensions, executors that
     no provider started possibly exceed the maximum.

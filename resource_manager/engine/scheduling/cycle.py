@@ -112,8 +112,8 @@ def decide(state: State) -> None:
         place_waiting(state)
     if state.queue.starvation:
         reserve_for_starved(state)
-    # Backfill after the placements in order, because it uses the capacity that these placements
-    # have left.
+    # Backfill after the placements in order, because backfilling uses the capacity that these
+    # placements have left.
     if state.reservations.by_number:
         Backfill(state).fill()
     # Revoke slots after all placements, because requests that fit need no revocation.

@@ -1,5 +1,5 @@
-"""Places requests of many jobs together, if each job gets the same slots as with one request at a
-time.
+"""Places requests of many jobs together, if each job gets the same slots as it would get if
+requests were placed one at a time.
 
 With fair order, jobs alternate slot by slot. So the search for hosts and the bookings would run
 once for each slot. But often, all requests that are next in order certainly fit. In this case, the

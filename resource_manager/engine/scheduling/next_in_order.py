@@ -116,7 +116,7 @@ class NextInOrder:
         this slot needs.
 
         If there are too many jobs to compare, the function yields the slot's own job at the end.
-        For this job, `_Without.is_behind` returns True, so the result is "another job".
+        For the slot's own job, `_Without.is_behind` returns True, so the result is "another job".
         """
         state, jobs = self._state, self.tree.jobs
         for scheduling_class in state.queue.classes():
