@@ -49,7 +49,7 @@ seconds, the client switches to another one.
 """
 
 EXECUTOR_CHANNELS_IDLE_MAX = 64
-"""Largest number of open channels to executors that no slot uses."""
+"""Largest number of unused channels to executors that stay open."""
 
 
 @dataclass(slots=True)

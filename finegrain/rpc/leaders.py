@@ -76,8 +76,8 @@ class Leaders:
             self._current_confirmed = True
             return True
         self._current_confirmed = False
-        # The current address is possibly a hint that is not in the list. So switch to the address
-        # that follows the last address from the list.
+        # The current address is possibly a hint that is not in the list. So take the most recent
+        # address that is in the list, and switch to the next address of the list.
         place = self._addresses.index(self._last_listed)
         self._switch_to(self._addresses[(place + 1) % len(self._addresses)])
         return False

@@ -131,7 +131,7 @@ def _user(pid: int) -> str:
 
 
 def _daemon_uids(state_dir: Path) -> set[int]:
-    """Returns the users as which a daemon with this state directory possibly runs.
+    """Returns the ids of the users that could run a daemon with this state directory.
 
     Callers check the command line and the user of a process. The command line alone is not enough:
     any user can start a process with the command line of a daemon.

@@ -87,8 +87,8 @@ class TaskOutput:
         """Reads all remaining bytes of the pipes after the end of the task.
 
         The time is limited. Without cgroups, a process that has escaped from the task can keep the
-        pipes open. The end of the task does not wait for the holder. So held output can exceed the
-        limit by the size of a pipe.
+        pipes open. The end of the task does not wait for the holder, so all bytes in the pipes are
+        stored. Held output can then exceed `limit` by the size of a pipe.
         """
         for stream in self._open():
             if self.is_held:

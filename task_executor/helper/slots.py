@@ -40,8 +40,8 @@ class Slots:
         self.resizing: set[str] = set()
 
     def adopt(self) -> list[Job]:
-        """Adopts the slots of an earlier helper. Returns jobs that complete interrupted resizes of
-        the earlier helper.
+        """Adopts the slots of an earlier helper. Returns jobs of the helper's loop (see `Job`),
+        which complete the resizes that the earlier helper did not finish.
         """
         unfinished = []
         for path in self.directory.glob("*.json"):
@@ -132,7 +132,7 @@ class Slots:
         write_json(self.directory / f"{name}.json", content)
 
     def resize(self, limits: dict[str, Any]) -> Job:
-        """Applies all new limits. If this fails, the job applies the old limits again.
+        """Applies all new limits. If this fails, the old limits are applied again.
 
         The call can be repeated. The record on disk contains both sizes, so that after a crash the
         next helper continues the resize.
@@ -163,7 +163,8 @@ class Slots:
                     failure = as_fault(error, "CARVE_FAILED")
                     continue
                 self.limits[name] = wanted
-                # if the disk is full, the next helper finds the old record and gets the same result
+                # If the disk is full, the record still has both sizes. So the next helper repeats
+                # the resize.
                 with suppress(OSError):
                     self._write(name, wanted)
                 break
@@ -265,8 +266,8 @@ class Slots:
         return None
 
     def _remove_unused(self, name: str) -> bool:
-        """Removes the groups of a slot that has neither tasks nor processes. Usually a job releases
-        its slot after the last task.
+        """Removes the groups of a slot that has neither tasks nor processes. This is the usual
+        case, because most job masters release a slot after its last task.
         """
         group = self.driver.slot(name)
         return not self.supervisors_of(name) and self.driver.remove_unused(group)
@@ -298,7 +299,7 @@ class Slots:
 
 
 def slot_name(args: dict[str, Any]) -> str:
-    """Returns the name of a slot. The id was checked before. So the name is safe as the name of a
-    directory.
+    """Returns the name of a slot. The allocation id in `args` was already checked, so the name is
+    safe as the name of a directory.
     """
     return f"{args['allocation_id']}.{args['generation']}"

@@ -87,8 +87,8 @@ class Runner:
         self._file = file
         self._lease_s = lease_s
         self._on_progress = on_progress
-        # Use only one thread, so that writes keep their order, and only one call uses the
-        # connection at a time.
+        # Use only one thread, so that writes to the state file keep their order, and only one call
+        # uses its database connection at a time.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="finegrain-job")
         self._inbox: asyncio.Queue[Event | FinegrainError] = asyncio.Queue()
         self._background: set[asyncio.Task[None]] = set()
@@ -192,8 +192,8 @@ class Runner:
         self._inbox = asyncio.Queue()
         self._tasks.clear()
         lost: list[Event] = [SlotLost(each) for each in sorted(self._state.granted_slots())]
-        # In these cases, an administrator has ended the job, or a job on which this job depends has
-        # not ended as required.
+        # The run is over if an administrator has ended the job, or if another job, for which this
+        # job waited, has ended with the wrong outcome.
         for_good = error.details.get("end_reason") in (
             Reason.TERMINATED,
             Reason.ENDED,
@@ -203,8 +203,8 @@ class Runner:
             lost.append(CancelOrdered())
         await self._on_disk(partial(self._file.append, lost, {}))
         for event in lost:
-            # Drop the effects: no slot is left to release, and `run` registers a new job, which
-            # makes the requests again.
+            # Drop the effects, because no slot is left to release. `run` then registers a new job
+            # and makes the requests again.
             self._state.step(event)
         job_id = await self._on_disk(partial(self._file.meta, "job_id"))
         await self._on_disk(partial(self._file.set_meta, {"ended_job_id": job_id}))
@@ -254,7 +254,8 @@ class Runner:
         """
         if isinstance(event, HostLost):
             # The loss of a host is reported once for each slot on the host. Use only the first
-            # report: if the host comes back, its new output is not lost.
+            # report. A later report can arrive after the host has come back, and its new output is
+            # not lost.
             schedule = self._state.schedule
             concerns = schedule.slots.on_host(event.host) or event.host in schedule.outputs.hosts
             return event if concerns else None
@@ -267,8 +268,8 @@ class Runner:
             case CancelRequest(number):
                 self._start(self._slots.cancel_request(number))
             case PassSlot():
-                # nothing to do: the job keeps the slot, and the resource manager does not know
-                # places
+                # Nothing to do: the job keeps the slot. Only the schedule knows which place in the
+                # plan uses the slot.
                 pass
             case DeployTask(task, slot):
                 self._start(self._run_task(task, slot))
@@ -314,7 +315,7 @@ class Runner:
                 self._inbox.put_nowait(HostLost(host))
 
     async def _listen(self, job: Job) -> None:
-        """Raises JobEnded when the job has ended."""
+        """Waits until the job has ended, and then raises the error `JobGone`."""
         async for _ in job.events():
             pass
 

@@ -82,12 +82,13 @@ class DeviceLayout:
     def best_set(
         self, free: int, count: int, groups: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
-        """Returns the positions of the `count` best connected GPUs. The result is empty if no part
-        has enough GPUs.
+        """Returns the positions of the `count` best connected GPUs. The result is empty if
+        none of the `groups` has enough GPUs.
 
-        If several sets are equally well connected, the method takes the set that leaves the best
-        connected sets of 8, 4 and 2 GPUs among the remaining GPUs. On a tie, it takes the set with
-        the lowest minors. So a single GPU is usually taken near GPUs that are already in use.
+        If several sets are equally well connected, the remaining GPUs decide: the method compares
+        the best connected set of 8 GPUs that would remain, then of 4, then of 2. On a tie, it takes
+        the set with the lowest minors. So a single GPU is usually taken near GPUs that are already
+        in use.
 
         Example: GPUs 0 to 3 are on one NUMA node, GPUs 4 to 7 on another node, and GPU 1 is in use.
         A request for one GPU gets GPU 0, so that GPUs 4 to 7 stay together. A request for two GPUs
@@ -222,8 +223,8 @@ def layout_of(topology: str) -> DeviceLayout:
 
     Args:
         topology: HostTopology of the registration, as JSON text. Devices without capacity are left
-            out, because executors of earlier versions report GPUs, but cannot give these GPUs to
-            slots.
+            out: executors of earlier versions report GPUs in this way, and cannot give these GPUs
+            to slots.
     """
     # Most hosts have no devices with a capacity. The topology of such a host does not have to be
     # parsed.
@@ -297,7 +298,7 @@ NO_LAYOUT = DeviceLayout(HostDevices())
 
 
 def bits_of(positions: Iterable[int]) -> int:
-    """Returns the set that contains some positions."""
+    """Returns the set of these positions."""
     found = 0
     for at in positions:
         found |= 1 << at

@@ -18,9 +18,10 @@ from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 _DENSE = 4
-"""If there are at most this many arrival numbers per stored request, the code looks up each arrival
-number. If there are more arrival numbers, the code scans all requests, because most lookups would
-find no request.
+"""Deleted requests leave gaps between the arrival numbers of the stored requests. If a range of
+arrival numbers is at most this many times as long as the number of stored requests, the code looks
+up each arrival number. If the range is longer, the code scans all requests, because most lookups
+would find no request.
 """
 
 
@@ -45,7 +46,9 @@ class RequestInterval:
 
 
 def intervals_of(state: State, job: Job, after: int = 0) -> Iterator[RequestInterval]:
-    """Yields all stored requests of a job whose arrival number is higher than `after`."""
+    """Yields the stored requests of a job. Only requests with an arrival number above `after` are
+    included.
+    """
     parts = state.ranges.parts_of(job.job_id, after)
     return _merged(state.requests, state.requests.of_job(job, after), parts, after)
 
@@ -53,7 +56,9 @@ def intervals_of(state: State, job: Job, after: int = 0) -> Iterator[RequestInte
 def intervals(
     requests: Requests, ranges: RangeLedger, numbers: Numbers, after: int = 0
 ) -> Iterator[RequestInterval]:
-    """Yields all stored requests of all jobs whose arrival number is higher than `after`."""
+    """Yields the stored requests of all jobs. Only requests with an arrival number above `after`
+    are included.
+    """
     return _merged(
         requests,
         _others(requests, ranges, numbers, after),

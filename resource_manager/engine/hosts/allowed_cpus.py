@@ -1,9 +1,9 @@
-"""Computes which cpus of an executor slots can use, and how much cpu they can book.
+"""Computes which cpus of an executor are available to slots, and how much cpu slots can book.
 
 The settings of a host come from several layers in a fixed order: administrator, configuration,
-kubelet, cluster. Reserved cpus, cpus of a kubelet and offline cpus are subtracted. Slots can book
-1,000 thousandths of each remaining cpu. So all slots together, with and without dedicated cpus,
-never get more cpu than the host has.
+kubelet, cluster. Reserved cpus, cpus of a kubelet and offline cpus are subtracted. Each remaining
+cpu adds 1,000 (thousandths of a cpu) to the amount that slots can book. So all slots together, with
+and without dedicated cpus, never get more cpu than the host has.
 
 Example: an executor announces 8 cpus with a total of 8,000. The administrator reserves cpu 0, and
 cpu 7 is offline. The other 6 cpus remain, so slots can book 6,000.
@@ -162,10 +162,10 @@ def _total(announced: Amounts, cpus: CpuSet, taken: CpuSet) -> dict[str, int]:
     """Returns the announced amounts without the taken cpus.
 
     An executor can announce less cpu than its cpus have, because of a quota or a configured share.
-    The amount of the taken cpus is subtracted from this difference first, and only the rest is
-    subtracted from the announced amount. For example, an executor announces 6,000 for 8 cpus, and 3
-    cpus are taken. The difference is 2,000, so only 1,000 of the 3,000 are subtracted from the
-    announced amount, and slots can book 5,000.
+    The difference is cpu that slots cannot book anyway. So the taken cpus first reduce this
+    difference, and only the rest of them reduces the announced amount. For example, an executor
+    announces 6,000 for 8 cpus, and 3 cpus are taken. The difference is 2,000, so only 1,000 of the
+    3,000 are subtracted from the announced amount, and slots can book 5,000.
     """
     total = dict(announced)
     # `spare` is the amount of cpu that the executor has but does not announce. Taken cpus reduce

@@ -24,7 +24,7 @@ not matter.
 
 Measure = Literal["dominant", "slots", "cpu"]
 """The cost of a slot per second. "dominant": the slot's largest share of the cluster in any
-dimension. "slots": 1. "cpu": the slot's cores.
+dimension. "slots": each slot costs 1. "cpu": the slot's cores.
 """
 
 SECOND_MS = 1_000
@@ -103,8 +103,8 @@ class EngineSettings:
 
     # Placement. "pack" takes hosts in use before empty hosts. Among the first `pack_candidates`
     # suitable hosts by name, "pack" takes the host that suits the request best. "spread" takes the
-    # least loaded host. "balanced" takes the host whose free cpu and memory are nearest to their
-    # usual proportion.
+    # least loaded host. "balanced" takes the host where the slot makes the free fractions of cpu
+    # and memory most equal.
     strategy: Strategy = "pack"
     pack_candidates: int = 8  # "pack" compares at most this many hosts; 1 means first fit
     label_indexes_max: int = 64  # largest number of label selectors with their own index
