@@ -259,7 +259,13 @@ def everything() -> Changes:
                 time_limit_ms=60_000,
                 reuse_number=3,
             ),
-            slot("slot-2", state=SlotState.FREEING, isolation=None),
+            slot(
+                "slot-2",
+                state=SlotState.FREEING,
+                isolation=None,
+                revocable=True,
+                revoked_for="slot-3",
+            ),
         ],
         executors=[
             executor(draining=True, drain_reason="disk", drain_deadline_time_ms=8, lost=True),

@@ -34,12 +34,13 @@ _ALWAYS = frozenset({"allocation_id", "generation", "job_id", "cpu_limit_milli",
 _OPTIONAL = tuple(
     name
     for name, each in attributes_of(Slot).items()
-    if each.hint in (int, str)
+    if each.hint in (int, str, bool)
     and not each.optional
-    and name not in _ALWAYS.union(SLOT_RUNTIME.split())
+    # SlotStatus does not say for which request a slot is being revoked.
+    and name not in _ALWAYS.union(SLOT_RUNTIME.split(), ["revoked_for"])
 )
-"""Fields of a slot with numbers and strings. A field is left out if its value is 0 or an empty
-string.
+"""Fields of a slot with numbers, texts and truth values. A field is left out if its value is 0, an
+empty text or false.
 """
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from dataclasses import replace
 
 import pytest
@@ -26,6 +27,7 @@ from finegrain.v1 import task_executor_pb2 as te
 from task_executor.host.helper_messages import Reconnected, TaskFault
 from task_executor.service import task_runner, task_table, task_watch
 from tests.support.disk_calls import DiskCalls
+from tests.support.patience import PATIENCE_S
 from tests.task_executor.service.conftest import Executor
 from tests.task_executor.service.scripted_rm import (
     OPERATOR,
@@ -228,9 +230,22 @@ async def test_a_task_is_acknowledged_only_when_it_is_durable_and_starts_once(
 async def test_tasks_that_start_together_share_a_sync(
     executor: Executor, job_master: JobMaster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = DiskCalls(monkeypatch)
-    await asyncio.gather(*(job_master.submit("true", task_id=f"t{each}") for each in range(50)))
-    assert 0 < len(disk.calls) <= 30
+    disk, sync = DiskCalls(monkeypatch), os.fdatasync
+    all_written = threading.Event()
+
+    def slow_sync(fd: int) -> None:
+        # The first sync takes until all tasks have arrived, so the other tasks share the next one.
+        all_written.wait(PATIENCE_S)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", slow_sync)
+    submitted = [
+        asyncio.create_task(job_master.submit("true", task_id=f"t{each}")) for each in range(50)
+    ]
+    await eventually(lambda: len(executor.saved_tasks()) == 50, "all tasks are written")
+    all_written.set()
+    await asyncio.gather(*submitted)
+    assert 0 < len(disk.calls) <= 10
     assert executor.saved_tasks().keys() == {f"t{each}" for each in range(50)}
 
 
