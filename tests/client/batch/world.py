@@ -203,7 +203,14 @@ class World:
     # The runner's view.
 
     def job(
-        self, name: str, *, group: str, lease_s: float, after: object, priority: int
+        self,
+        name: str,
+        *,
+        group: str,
+        lease_s: float,
+        after: object,
+        priority: int,
+        labels: object,
     ) -> WorldJobHandle:
         number = next(self._ids)
         return WorldJobHandle(self, WorldJob(f"job-{number}"), new=True)
