@@ -171,6 +171,11 @@ class RequestMoves:
             self.changes.slot(slot)
         # All slots are equal, so one call books all of them.
         host.book(booked, len(requests))
+        # A reservation also keeps the amounts that its owner's job has given back. The new slots of
+        # this job use these amounts, so other requests have more room than the pass has recorded.
+        own_job = host.reserved.own_job if host.reserved is not None else ""
+        if own_job and any(request.job_id == own_job for request in requests):
+            self.hosts.touch(host)
         if policy.neighbor_job:
             self.neighbors_changed(host, policy)
         if not charged:

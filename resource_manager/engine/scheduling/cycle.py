@@ -107,8 +107,9 @@ def decide(state: State) -> None:
         if state.run_times.declared:
             Backfill(state).plan()
     place_waiting(state)
-    # When a reservation ends, other requests can use its capacity. So the placement runs again.
-    while state.reservations.by_number and end_served(state):
+    # When a reservation ends or keeps less, other requests can use its capacity. So the placement
+    # runs again.
+    while state.reservations.by_number and (end_served(state) or state.hosts.touched):
         place_waiting(state)
     if state.queue.starvation:
         reserve_for_starved(state)

@@ -221,7 +221,12 @@ class ScriptedRM:
         own = identities.own(self.identity)
         async with open_channel(self.executor_address, own, executor) as channel:
             stub: Any = task_executor_pb2_grpc.TaskExecutorServiceStub(channel)
-            return await calling(getattr(stub, method)(request))
+            answer = await calling(getattr(stub, method)(request))
+        # The answer has a report, and the executor does not report the same state again. The answer
+        # to a repeated command has an old report.
+        if answer.report.report_number > self.states[-1].report_number:
+            self.states.append(answer.report)
+        return answer
 
 
 async def calling(call: Any) -> Any:

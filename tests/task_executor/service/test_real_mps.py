@@ -96,7 +96,6 @@ class MpsHost:
         for dimension, level in required.items():
             order.slot.profile.require_isolation[dimension.replace("_", "-")] = level
         answer = await self.rm.allocate(order)
-        self.rm.states.append(answer.report)  # no other report follows with the same state
         return answer.results[0]
 
     async def resizes(self, name: str, number: int, uuid: str, percent: int) -> Any:
