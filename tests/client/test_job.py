@@ -209,6 +209,14 @@ async def test_a_lease_that_is_over_is_heard_by_everybody(servant: Scripted, job
         await anext(events)
 
 
+async def test_a_call_that_is_refused_before_the_watch_stream_ends_says_that_the_job_has_ended(
+    servant: Scripted, job: fg.Job
+) -> None:
+    servant.failures["RequestResource"].append(JOB_ENDED)
+    with pytest.raises(fg.JobEnded, match="the lease is over"):
+        await job.request_slots(fg.SlotSpec())
+
+
 async def test_events_are_kept_alive_and_acknowledged(
     servant: Scripted, cluster: fg.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

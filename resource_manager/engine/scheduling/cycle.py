@@ -108,8 +108,10 @@ def decide(state: State) -> None:
             Backfill(state).plan()
     place_waiting(state)
     # When a reservation ends or keeps less, other requests can use its capacity. So the placement
-    # runs again.
-    while state.reservations.by_number and (end_served(state) or state.hosts.touched):
+    # runs again, unless it goes on in the next cycle anyway.
+    while state.reservations.by_number and (
+        end_served(state) or (state.hosts.touched and not state.queue.unblocked)
+    ):
         place_waiting(state)
     if state.queue.starvation:
         reserve_for_starved(state)

@@ -110,16 +110,20 @@ class Calls(Conversation):
         requests = [
             RequestSpec(each, **described) if isinstance(each, str) else each for each in wanted
         ]
-        answer: list[ItemOutcome] = self.apply(
-            RequestsSubmitted(
-                self.at,
-                job,
-                tuple(each for each in requests if isinstance(each, RequestSpec)),
-                gangs=tuple(each for each in wanted if isinstance(each, GangSpec)),
-                ranges=tuple(each for each in wanted if isinstance(each, RangeSpec)),
-            )
-        )
+        answer: list[ItemOutcome] = self.apply(self.submission(*requests, job=job))
         return answer
+
+    def submission(
+        self, *wanted: RequestSpec | GangSpec | RangeSpec, job: str = JOB
+    ) -> RequestsSubmitted:
+        """Returns the event of a call that submits requests."""
+        return RequestsSubmitted(
+            self.at,
+            job,
+            tuple(each for each in wanted if isinstance(each, RequestSpec)),
+            gangs=tuple(each for each in wanted if isinstance(each, GangSpec)),
+            ranges=tuple(each for each in wanted if isinstance(each, RangeSpec)),
+        )
 
     def submit_gang(
         self,

@@ -15,6 +15,7 @@ import pytest
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.explain.requests import explain
+from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.events import (
     CommandRefused,
     SlotsReleased,
@@ -711,3 +712,28 @@ def test_the_last_slot_of_an_executor_is_explained_as_reserved_too() -> None:
     found = explain(cluster.state, "latest")
     assert found.primary_reason == "WAITING_RESERVATION"
     assert [each.allocation_id for each in found.held_for_others] == ["big"]
+
+
+def test_a_slot_of_the_owners_job_uses_what_the_job_gave_back_and_nothing_of_the_rest() -> None:
+    """The reservation of `big` keeps 5 of 8 cores, and the core that its job has given back. Other
+    requests may use 2 cores, and still 2 when the job uses its core again.
+    """
+    cluster = EngineCluster.settled(starvation_placements=1, half_life_ms=None)
+    cluster.host(cpu_milli=8_000)
+    cluster.job("small", "large", "late")
+    cluster.submit("own", job="large")
+    cluster.submit(*(f"s{number}" for number in range(8)), job="small")
+    cluster.submit("big", job="large", cpu_milli=5_000)
+    cluster.release("s0", job="small")  # s7 is placed, so `big` gets a reservation
+    assert reserved(cluster) == {"big": {"host-a": 5_000}}
+    for name in ("s1", "s2", "s3"):
+        cluster.release(name, job="small")
+    cluster.release("own", job="large")
+    assert cluster.free_cpu() == 4_000
+    cluster.batch(
+        cluster.submission(RequestSpec("own-again", ResourceProfile(1_000, 64 * MIB)), job="large"),
+        cluster.submission(RequestSpec("two", ResourceProfile(2_000, 64 * MIB)), job="late"),
+    )
+    assert cluster.where("own-again")
+    assert cluster.where("two")
+    assert reserved(cluster) == {"big": {"host-a": 5_000}}
