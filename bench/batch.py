@@ -19,7 +19,7 @@ import pstats
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,7 +90,7 @@ class Slots:
     async def give_up(self, runs: Sequence[tuple[int, int]]) -> None:
         pass
 
-    async def release(self, keys: Sequence[SlotKey]) -> None:
+    async def release(self, keys: Sequence[SlotKey], ends: Mapping[SlotKey, fg.ThreadEnd]) -> None:
         for key in keys:
             del self._slots[key]
             member = int(key[0].rpartition(".")[2])
@@ -98,12 +98,16 @@ class Slots:
         self._grant()
 
     async def reuse(
-        self, pairs: Sequence[tuple[SlotKey, int]], new: tuple[int, int] | None = None
+        self,
+        pairs: Sequence[tuple[SlotKey, int]],
+        ends: Mapping[SlotKey, fg.ThreadEnd],
+        new: tuple[int, int] | None = None,
     ) -> list[bool]:
         if new is not None:
             self._waiting |= dict.fromkeys(range(new[0], new[0] + new[1]))
         agreed = [self._waiting.pop(member, 0) is None for _, member in pairs]
-        await self.release([key for (key, _), yes in zip(pairs, agreed, strict=True) if not yes])
+        refused = [key for (key, _), yes in zip(pairs, agreed, strict=True) if not yes]
+        await self.release(refused, ends)
         return agreed
 
     def _grant(self) -> None:

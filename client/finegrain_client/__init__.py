@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         ResizeState,
         SlotState,
         TaskState,
+        ThreadEnd,
     )
     from finegrain_client import batch, blocking, graph, graph_run
     from finegrain_client.batch import (
@@ -168,7 +169,7 @@ _NAMES: Final = {
     "finegrain.values.outcomes": "ItemOutcome",
     "finegrain.values.states": (
         "ExecutorState GangPlacement JobCondition JobOutcome ProvidedExecutorState RequestState "
-        "ResizeState SlotState TaskState"
+        "ResizeState SlotState TaskState ThreadEnd"
     ),
     "finegrain_client.cluster": "Cluster connect",
     "finegrain_client.errors": (
@@ -330,6 +331,7 @@ __all__ = [
     "TaskState",
     "TaskStatus",
     "ThreadAdvice",
+    "ThreadEnd",
     "ThreadResult",
     "ThreadState",
     "TokenStatus",

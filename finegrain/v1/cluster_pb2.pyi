@@ -2436,10 +2436,14 @@ class AdviseThreadsResponse(google.protobuf.message.Message):
     REMARKS_FIELD_NUMBER: builtins.int
     THREADS_RUNNING_FIELD_NUMBER: builtins.int
     THREADS_WAITING_FIELD_NUMBER: builtins.int
+    ATTEMPTS_UNFINISHED_FIELD_NUMBER: builtins.int
+    ATTEMPTS_UNMATCHED_FIELD_NUMBER: builtins.int
     threads_recommended: builtins.int
     """Recommended number of threads for the job's work; 0: there is too little data."""
     threads_observed: builtins.int
-    """Number of observed threads. A thread is measured from the grant of its slot until the slot is given back or reused."""
+    """Number of observed threads. A thread is measured from the grant of its slot until the slot is given back or reused.
+    Each thread counts once: attempts that did not finish a thread do not count.
+    """
     share_within_target: builtins.float
     """The part of the observed threads that took at most the target. 0 to 1."""
     quantile: builtins.float
@@ -2448,6 +2452,10 @@ class AdviseThreadsResponse(google.protobuf.message.Message):
     """Number of running threads. The calculation counts them as threads of the job, but ignores their time so far."""
     threads_waiting: builtins.int
     """Number of requests that wait. The calculation also counts them as threads of the job."""
+    attempts_unfinished: builtins.int
+    """Number of ended attempts that did not finish a thread (THREAD_END_UNFINISHED). The other fields do not count them."""
+    attempts_unmatched: builtins.int
+    """Number of observed threads whose job master did not report a ThreadEnd. Some of them are possibly repeated attempts."""
     @property
     def median(self) -> google.protobuf.duration_pb2.Duration:
         """Median duration of the observed threads."""
@@ -2482,9 +2490,11 @@ class AdviseThreadsResponse(google.protobuf.message.Message):
         remarks: collections.abc.Iterable[builtins.str] | None = ...,
         threads_running: builtins.int = ...,
         threads_waiting: builtins.int = ...,
+        attempts_unfinished: builtins.int = ...,
+        attempts_unmatched: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["at_quantile", b"at_quantile", "longest", b"longest", "median", b"median", "target", b"target"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at_quantile", b"at_quantile", "longest", b"longest", "median", b"median", "quantile", b"quantile", "remarks", b"remarks", "share_within_target", b"share_within_target", "target", b"target", "threads_observed", b"threads_observed", "threads_recommended", b"threads_recommended", "threads_running", b"threads_running", "threads_waiting", b"threads_waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_quantile", b"at_quantile", "attempts_unfinished", b"attempts_unfinished", "attempts_unmatched", b"attempts_unmatched", "longest", b"longest", "median", b"median", "quantile", b"quantile", "remarks", b"remarks", "share_within_target", b"share_within_target", "target", b"target", "threads_observed", b"threads_observed", "threads_recommended", b"threads_recommended", "threads_running", b"threads_running", "threads_waiting", b"threads_waiting"]) -> None: ...
 
 global___AdviseThreadsResponse = AdviseThreadsResponse
 

@@ -81,6 +81,36 @@ JOB_CONDITION_FAILED: JobCondition.ValueType  # 3
 """The other job must fail."""
 global___JobCondition = JobCondition
 
+class _ThreadEnd:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ThreadEndEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ThreadEnd.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    THREAD_END_UNSPECIFIED: _ThreadEnd.ValueType  # 0
+    """Not reported, for example by a client of an earlier version. AdviseThreads counts the attempt as a thread."""
+    THREAD_END_FINISHED: _ThreadEnd.ValueType  # 1
+    """The thread has its result."""
+    THREAD_END_UNFINISHED: _ThreadEnd.ValueType  # 2
+    """No thread got its result in the slot. The thread will run again or has its result from another slot, or the slot
+    was not used. AdviseThreads does not count the attempt as a thread.
+    """
+
+class ThreadEnd(_ThreadEnd, metaclass=_ThreadEndEnumTypeWrapper):
+    """What happened to the thread of work in a slot. AdviseThreads counts each thread once, so it must not count attempts
+    that will be repeated.
+    """
+
+THREAD_END_UNSPECIFIED: ThreadEnd.ValueType  # 0
+"""Not reported, for example by a client of an earlier version. AdviseThreads counts the attempt as a thread."""
+THREAD_END_FINISHED: ThreadEnd.ValueType  # 1
+"""The thread has its result."""
+THREAD_END_UNFINISHED: ThreadEnd.ValueType  # 2
+"""No thread got its result in the slot. The thread will run again or has its result from another slot, or the slot
+was not used. AdviseThreads does not count the attempt as a thread.
+"""
+global___ThreadEnd = ThreadEnd
+
 class _WhenInUse:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -490,17 +520,21 @@ class SlotRelease(google.protobuf.message.Message):
 
     ALLOCATION_ID_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
+    THREAD_END_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """The slot."""
     generation: builtins.int
     """Generation of the slot; 0: the current generation. If it is below the current generation, nothing happens."""
+    thread_end: global___ThreadEnd.ValueType
+    """The thread of work in the slot."""
     def __init__(
         self,
         *,
         allocation_id: builtins.str = ...,
         generation: builtins.int = ...,
+        thread_end: global___ThreadEnd.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "generation", b"generation"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "generation", b"generation", "thread_end", b"thread_end"]) -> None: ...
 
 global___SlotRelease = SlotRelease
 
@@ -580,6 +614,7 @@ class SlotReuse(google.protobuf.message.Message):
     ALLOCATION_ID_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
     FOR_ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    THREAD_END_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """The slot; its request must be GRANTED."""
     generation: builtins.int
@@ -588,14 +623,17 @@ class SlotReuse(google.protobuf.message.Message):
     """The request that the slot will serve. This request must be waiting, belong to the same job, and have the same
     profile and conditions as the slot's request. Required.
     """
+    thread_end: global___ThreadEnd.ValueType
+    """The thread of work that has run in the slot until now."""
     def __init__(
         self,
         *,
         allocation_id: builtins.str = ...,
         generation: builtins.int = ...,
         for_allocation_id: builtins.str = ...,
+        thread_end: global___ThreadEnd.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "for_allocation_id", b"for_allocation_id", "generation", b"generation"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "for_allocation_id", b"for_allocation_id", "generation", b"generation", "thread_end", b"thread_end"]) -> None: ...
 
 global___SlotReuse = SlotReuse
 

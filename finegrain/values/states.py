@@ -32,6 +32,15 @@ class JobOutcome(StrEnum):
     FAILED = "FAILED"
 
 
+class ThreadEnd(StrEnum):
+    """What a job master reports about the thread of work in a slot that it gives back or reuses."""
+
+    FINISHED = "FINISHED"  # the thread has its result
+    # No thread got its result in the slot. The thread will run again or has its result from another
+    # slot, or the slot was not used.
+    UNFINISHED = "UNFINISHED"
+
+
 class JobCondition(StrEnum):
     """The end of another job for which a job waits."""
 

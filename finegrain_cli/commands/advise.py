@@ -62,7 +62,8 @@ def advise(
     """Recommend a number of threads for a job's work.
 
     A thread is one part of the work: it runs in one slot. The recommendation is based on the
-    durations of the job's threads. It also works for an ended job, as long as the resource manager
+    durations of the job's threads: each thread counts once, and attempts that were repeated do not
+    count. It also works for an ended job, as long as the resource manager
     keeps the job.
 
     \b
@@ -94,6 +95,12 @@ def advice_text(advice: fg.ThreadAdvice) -> str:
         f"recommended  {_threads(number)}" if number else "recommended  nothing yet",
         f"observed     {', '.join([_threads(advice.threads_observed), *others])}",
     ]
+    if advice.attempts_unfinished:
+        attempts = advice.threads_observed + advice.attempts_unfinished
+        lines.append(
+            f"attempts     {attempts}, of which {advice.attempts_unfinished} finished no thread and"
+            " do not count"
+        )
     if advice.threads_observed:
         part, kept = _percent(advice.quantile), _percent(advice.share_within_target)
         median, at_quantile, longest, target = map(

@@ -71,7 +71,7 @@ async def run_gang(
     tell_unenforced(first, options.slot)
     members = _Members([first, *others], target, gang_id, options, environment, signals)
     code = await members.run()
-    await job.release(members.slots)
+    await job.release(members.slots, thread_end=fg.ThreadEnd.FINISHED)
     return code
 
 

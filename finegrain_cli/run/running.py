@@ -137,7 +137,7 @@ async def _run_in(
         return None
     if ended is not None:
         say(f"finegrain: {ended.message} [{ended.reason}]")
-    await slot.release()
+    await slot.release(thread_end=fg.ThreadEnd.FINISHED)
     report(result, options)
     if ended is not None and ended.reason is Reason.REVOKED:
         return ExitCode.REVOKED

@@ -82,6 +82,18 @@ def test_a_script_of_a_fresh_clone_runs_for_every_thread(
     assert advice["share_within_target"] == 1.0
 
 
+def test_the_advice_counts_a_thread_that_was_tried_again_once(cli: Cli, folder: Path) -> None:
+    fails_first = "[ {attempt} -gt 1 ] || [ {index} -gt 3 ]"
+    outcome = batch(cli, 12, "sh", "-c", fails_first, flags=("--retries", "2"))
+    assert outcome.code == 0, outcome.stderr
+    advice = cli.json("advise", only(folder).job_id)
+    assert (advice["threads_observed"], advice["attempts_unfinished"]) == (12, 4)
+    assert advice["attempts_unmatched"] == 0
+    assert (
+        "attempts     16, of which 4 finished no thread" in cli("advise", only(folder).job_id).text
+    )
+
+
 def test_a_runner_in_the_background_that_was_killed_is_replaced(
     cli: Cli, folder: Path, tmp_path: Path
 ) -> None:

@@ -65,7 +65,7 @@ def generation_ignored_in_release(patch: Patch) -> None:
     patch.setattr(
         submission,
         "_give_up",
-        lambda state, by, name, _gen, grace: real(state, by, name, 0, grace),
+        lambda state, by, item, grace: real(state, by, (item[0], 0, item[2]), grace),
     )
 
 

@@ -151,7 +151,7 @@ def slots_go_on_above_a_lowered_maximum(patch: Patch) -> None:
 def work_that_was_handed_on_still_waits(patch: Patch) -> None:
     """The work of the request is done twice."""
 
-    def note_reuse(state: State, request: Request, waiting: Request) -> None:
+    def note_reuse(state: State, request: Request, waiting: Request, _end: object) -> None:
         state.flows.note_reuse(request.job_id)
 
     patch.setattr(slot_reuse, "_take_over", note_reuse)

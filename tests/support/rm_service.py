@@ -408,8 +408,8 @@ class ScriptedJob:
         slot: slots_pb2.SlotStatus = answer.slot
         return slot
 
-    async def release(self, *allocation_ids: str) -> list[slots_pb2.ItemResult]:
-        slots = [rm_pb2.SlotRelease(allocation_id=each) for each in allocation_ids]
+    async def release(self, *allocation_ids: str, **more: Any) -> list[slots_pb2.ItemResult]:
+        slots = [rm_pb2.SlotRelease(allocation_id=each, **more) for each in allocation_ids]
         answer = await self.stub.ReleaseSlots(
             rm_pb2.ReleaseSlotsRequest(job_id=self.job_id, slots=slots)
         )

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from finegrain.intervals import IntervalSet
+from finegrain.values.states import ThreadEnd
 from finegrain_client.batch.rate import Rate
 from finegrain_client.batch.rows import AttemptRow, Known, SubmittedRow
 from finegrain_client.batch.scheduler_state import (
@@ -108,7 +109,8 @@ class BatchScheduler:
         Args:
             unknown: attempts whose outcome is unknown.
             lost: attempts that an earlier runner has recorded as lost.
-            used: slots that have already run a thread.
+            used: slots that have already run a thread. The earlier runner has possibly reported
+                the end of this thread, so it is not reported again.
         """
         for each in (*lost, *unknown):
             key = each.allocation_id, each.generation
@@ -207,6 +209,7 @@ class BatchScheduler:
         # The slot may have been lost, and even replaced, while the answer was on its way.
         if held is not None and held.key == key and held.phase is Phase.AWAITING_REUSE:
             self._set_phase(held, Phase.FREE if agreed else Phase.RELEASING)
+            held.thread_end = ThreadEnd.UNFINISHED
 
     # Events of attempts.
 
@@ -227,9 +230,10 @@ class BatchScheduler:
         if run is None:
             return
         self._running_of[key[0]].discard(key)
-        self._leave_slot(run, key, outcome)
+        held = self._leave_slot(run, key, outcome)
+        had_ended = self.threads[key[0]] in ENDED
         # If another attempt at the thread was faster, only the result of that attempt counts.
-        if self.threads[key[0]] in ENDED:
+        if had_ended:
             self._close(key, "cancelled", "another attempt of its thread finished first")
             self._actions.discard.append(key)
         elif outcome.ending is Ending.OK and outcome.result is not None:
@@ -242,6 +246,8 @@ class BatchScheduler:
             self._lost_attempts[run.slot] = key, run.start_time
             self._actions.discard.append(key)
             self._attempt_lost(*key, outcome.message)
+        if held is not None and not had_ended and self.threads[key[0]] in ENDED:
+            held.thread_end = ThreadEnd.FINISHED
 
     def stop(self, why: str) -> None:
         """Starts no more attempts. Running attempts continue to their end."""
@@ -340,6 +346,7 @@ class BatchScheduler:
             self._reuse_members[member] = False
             self._set_phase(held, Phase.AWAITING_REUSE)
             self._actions.reuse.append((held.key, member))
+            self._actions.thread_ends[held.key] = held.thread_end
         if count := self._next_member - first_new:
             self._actions.reuse_new = first_new, count
             self._actions.changes.submitted.append(SubmittedRow(first_new, count))
@@ -401,14 +408,18 @@ class BatchScheduler:
         held.run = key
         self._actions.start.append(Start(held.key, *key, again=again))
 
-    def _leave_slot(self, run: RunningAttempt, key: AttemptKey, outcome: AttemptOutcome) -> None:
+    def _leave_slot(
+        self, run: RunningAttempt, key: AttemptKey, outcome: AttemptOutcome
+    ) -> HeldSlot | None:
+        """Ends an attempt in its slot. Returns the slot, or None if the batch has lost it."""
         held = self.held_slots.get(run.slot[0])
         if held is None or held.run != key or held.key != run.slot:
-            return
+            return None
         held.run = None
         held.uses += 1
         spent = outcome.ending is Ending.LOST or held.uses >= USES_MAX
         self._set_phase(held, Phase.SPENT if spent else Phase.USED)
+        return held
 
     def _failed(
         self, key: AttemptKey, outcome: AttemptOutcome, result: ThreadResult, now: float
@@ -484,6 +495,7 @@ class BatchScheduler:
     def _release(self, held: HeldSlot) -> None:
         self._set_phase(held, Phase.RELEASING)
         self._actions.release.append(held.key)
+        self._actions.thread_ends[held.key] = held.thread_end
 
     def _drop(self, allocation_id: str) -> None:
         held = self.held_slots.pop(allocation_id, None)

@@ -7,6 +7,7 @@ from enum import Enum, auto
 
 from finegrain import intervals
 from finegrain.intervals import IntervalSet
+from finegrain.values.states import ThreadEnd
 from finegrain_client.batch.rows import Changes
 from finegrain_client.batch.values import ThreadResult
 
@@ -41,6 +42,8 @@ class HeldSlot:
     phase: Phase = Phase.FREE
     run: AttemptKey | None = None
     uses: int = 0
+    # UNFINISHED also means that no attempt has run since the grant or the last reuse
+    thread_end: ThreadEnd = ThreadEnd.UNFINISHED
 
     @property
     def key(self) -> SlotKey:
@@ -97,6 +100,8 @@ class Actions:
     start: list[Start] = field(default_factory=list)
     cancel: list[AttemptKey] = field(default_factory=list)
     reuse: list[tuple[SlotKey, int]] = field(default_factory=list)  # pairs of slot and member
+    # what happened to the threads in the slots of `reuse` and `release`
+    thread_ends: dict[SlotKey, ThreadEnd] = field(default_factory=dict)
     # members of `reuse` that are requested in the same call: first, count
     reuse_new: tuple[int, int] | None = None
     release: list[SlotKey] = field(default_factory=list)

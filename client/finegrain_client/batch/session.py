@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, TypeVar
 
 from finegrain.errors import FinegrainError, Reason, Unavailable
-from finegrain.values.states import RequestState
+from finegrain.values.states import RequestState, ThreadEnd
 from finegrain_client.batch.inbox import (
     AttemptEnded,
     Broken,
@@ -274,7 +274,9 @@ class Session:
         if actions.give_up:
             self._run_in_background(self._unless_over(partial(self.slots.give_up, actions.give_up)))
         if actions.release:
-            work = self._unless_over(partial(self.slots.release, actions.release))
+            work = self._unless_over(
+                partial(self.slots.release, actions.release, actions.thread_ends)
+            )
             self._releases.add(task := self._run_in_background(work))
             task.add_done_callback(self._releases.discard)
         new, waiting = actions.reuse_new, actions.reuse
@@ -284,9 +286,9 @@ class Session:
             fresh = range(new[0], new[0] + new[1])
             waiting = [each for each in actions.reuse if each[1] not in fresh]
             pairs = [each for each in actions.reuse if each[1] in fresh]
-            self._run_in_background(self._reuse(pairs, new))
+            self._run_in_background(self._reuse(pairs, actions.thread_ends, new))
         if waiting:
-            self._run_in_background(self._reuse(waiting))
+            self._run_in_background(self._reuse(waiting, actions.thread_ends))
 
     def _begin_attempt(self, start: Start) -> None:
         key = start.thread, start.attempt
@@ -326,11 +328,14 @@ class Session:
         self._inbox.put_nowait(SubmissionFailed(first, count, error))
 
     async def _reuse(
-        self, pairs: list[tuple[SlotKey, int]], new: tuple[int, int] | None = None
+        self,
+        pairs: list[tuple[SlotKey, int]],
+        ends: Mapping[SlotKey, ThreadEnd],
+        new: tuple[int, int] | None = None,
     ) -> None:
         refused: SubmissionFailed | None = None
         try:
-            agreed = await self.slots.reuse(pairs, new)
+            agreed = await self.slots.reuse(pairs, ends, new)
         except NewMembersRefused as refusal:
             agreed = [False] * len(pairs)
             refused = SubmissionFailed(*new, refusal.error) if new is not None else None

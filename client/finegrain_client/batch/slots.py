@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -18,14 +18,15 @@ from finegrain.errors import FinegrainError, Unavailable
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
 from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.states import RequestState
+from finegrain.values.states import RequestState, ThreadEnd
 from finegrain_client.batch.rows import JobRow
 from finegrain_client.batch.scheduler_state import SlotKey
 from finegrain_client.errors import Rejection, SlotLost, rejected
 from finegrain_client.job.events import JobEvents
 from finegrain_client.job.job import Job
+from finegrain_client.job.releasing import release
 from finegrain_client.retry import Backoff, RetryPolicy
-from finegrain_client.slot.reusing import Reuse
+from finegrain_client.slot.reusing import Reuse, reuse
 from finegrain_client.slot.slot import Slot
 from finegrain_client.specs import SlotSpec
 from finegrain_client.types.status import JobEvent, SlotStatus
@@ -189,20 +190,27 @@ class BatchSlots:
             lambda manager, timeout_s: manager.CancelRequests(message, timeout=timeout_s)
         )
 
-    async def release(self, keys: Sequence[SlotKey]) -> None:
-        """Releases slots."""
+    async def release(self, keys: Sequence[SlotKey], ends: Mapping[SlotKey, ThreadEnd]) -> None:
+        """Releases slots. `ends` says what happened to the threads in the slots."""
         slots = [slot for key in keys if (slot := self.slot(key)) is not None]
         if slots:
-            await retry_until_answered(lambda: self._job.release(slots), "releasing slots")
+            context, by_id = self._job._context, _by_allocation_id(ends)
+            await retry_until_answered(
+                lambda: release(context, slots, None, by_id), "releasing slots"
+            )
 
     async def reuse(
-        self, pairs: Sequence[tuple[SlotKey, int]], new: tuple[int, int] | None = None
+        self,
+        pairs: Sequence[tuple[SlotKey, int]],
+        ends: Mapping[SlotKey, ThreadEnd],
+        new: tuple[int, int] | None = None,
     ) -> list[bool]:
         """Returns for each slot whether the slot may be reused for its member. If the resource
         manager rejects the reuse of a slot, it releases the slot.
 
         Args:
             pairs: slots, each with a member.
+            ends: what happened to the threads in the slots.
             new: first index and count of members that the same call requests; None if all members
                 already wait.
 
@@ -218,20 +226,22 @@ class BatchSlots:
             if new is not None:
                 raise NewMembersRefused(None)
             return [False] * len(pairs)
+        by_id = _by_allocation_id(ends)
         if new is not None:
-            outcomes = await self._reuse_for_new(reuses, *new)
+            outcomes = await self._reuse_for_new(reuses, by_id, *new)
         else:
             outcomes = await retry_until_answered(
-                lambda: self._job.reuse(reuses), "requesting the reuse of slots"
+                lambda: reuse(self._job._context, reuses, None, by_id),
+                "requesting the reuse of slots",
             )
         agreed = {each.id for each in outcomes if each.ok}
         return [key in there and key[0] in agreed for key, _ in pairs]
 
     async def _reuse_for_new(
-        self, reuses: Sequence[Reuse], first: int, count: int
+        self, reuses: Sequence[Reuse], ends: Mapping[str, ThreadEnd], first: int, count: int
     ) -> list[ItemOutcome]:
         outcomes, of_new = await retry_until_answered(
-            lambda: self._job._submission.reuse_for_new(reuses, self._template, first, count),
+            lambda: self._job._submission.reuse_for_new(reuses, self._template, first, count, ends),
             "requesting the reuse of slots",
         )
         if of_new is None:
@@ -300,3 +310,7 @@ class BatchSlots:
         range_id, _, member = allocation_id.rpartition(".")
         # Requests of other ranges of the job are not part of the batch.
         return int(member) if range_id == self._range_id and member.isdecimal() else None
+
+
+def _by_allocation_id(ends: Mapping[SlotKey, ThreadEnd]) -> dict[str, ThreadEnd]:
+    return {allocation_id: end for (allocation_id, _), end in ends.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from finegrain.values.states import GangPlacement, JobOutcome, RequestState, TaskState
+from finegrain.values.states import GangPlacement, JobOutcome, RequestState, TaskState, ThreadEnd
 from finegrain_client.blocking.handle import ContextHandle, Handle, LoopOwner, Lost
 from finegrain_client.blocking.loop import PrivateLoop
 from finegrain_client.blocking.standard_input import async_input
@@ -321,26 +321,36 @@ class Slot(ContextHandle["AsyncSlot"]):
         """
         return self.loop.run(self.inner.tasks())
 
-    def release(self, grace_s: float | None = None) -> None:
+    def release(self, grace_s: float | None = None, *, thread_end: ThreadEnd | None = None) -> None:
         """Releases the slot. It is not an error to release a slot twice, or after it was lost.
 
         Args:
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None
                 means the executor's default.
+            thread_end: FINISHED if a thread of work has its result, UNFINISHED if it will run again
+                elsewhere. `Cluster.advise` counts only finished threads. None: the slot counts as a
+                thread, and the advice says that it could not be matched to a thread.
 
         Raises:
             FinegrainError: the call to the resource manager failed. The slot is then released when
                 the job ends.
         """
-        self.loop.run(self.inner.release(grace_s))
+        self.loop.run(self.inner.release(grace_s, thread_end=thread_end))
 
-    def reuse_for(self, request: Request | str, grace_s: float | None = None) -> bool:
+    def reuse_for(
+        self,
+        request: Request | str,
+        grace_s: float | None = None,
+        *,
+        thread_end: ThreadEnd | None = None,
+    ) -> bool:
         """Reuses this finished slot for a waiting request; see `Job.reuse`.
 
         Args:
             request: a request of the same job for the resources of this slot, or the request's
                 allocation id.
             grace_s: see `release`.
+            thread_end: see `release`.
 
         Returns:
             True if the slot is reused; False if the slot was released and the request stays queued.
@@ -350,7 +360,9 @@ class Slot(ContextHandle["AsyncSlot"]):
         """
         return self.loop.run(
             self.inner.reuse_for(
-                request.inner if isinstance(request, Request) else request, grace_s
+                request.inner if isinstance(request, Request) else request,
+                grace_s,
+                thread_end=thread_end,
             )
         )
 
@@ -852,21 +864,34 @@ class Job(ContextHandle["AsyncJob"]):
         """
         return self.loop.run(self.inner.cancel([each.inner for each in requests]))
 
-    def release(self, slots: Sequence[Slot], grace_s: float | None = None) -> list[ItemOutcome]:
+    def release(
+        self,
+        slots: Sequence[Slot],
+        grace_s: float | None = None,
+        *,
+        thread_end: ThreadEnd | None = None,
+    ) -> list[ItemOutcome]:
         """Releases many slots in one call. Returns one outcome per slot.
 
         Args:
             slots: the slots to release.
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None
                 means the executor's default.
+            thread_end: what happened to the threads of work in the slots; see `Slot.release`.
 
         Raises:
             FinegrainError: the call to the resource manager failed.
         """
-        return self.loop.run(self.inner.release([each.inner for each in slots], grace_s))
+        return self.loop.run(
+            self.inner.release([each.inner for each in slots], grace_s, thread_end=thread_end)
+        )
 
     def reuse(
-        self, pairs: Sequence[tuple[Slot, Request | str]], grace_s: float | None = None
+        self,
+        pairs: Sequence[tuple[Slot, Request | str]],
+        grace_s: float | None = None,
+        *,
+        thread_end: ThreadEnd | None = None,
     ) -> list[ItemOutcome]:
         """Reuses finished slots for waiting requests, many in one call.
 
@@ -882,6 +907,7 @@ class Job(ContextHandle["AsyncJob"]):
             pairs: pairs of a slot, and a request or the request's allocation id.
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run in
                 released slots; None means the executor's default.
+            thread_end: what happened to the threads of work in the slots; see `Slot.release`.
 
         Raises:
             InvalidArgument: a slot or a request is named twice.
@@ -894,6 +920,7 @@ class Job(ContextHandle["AsyncJob"]):
                     for each in pairs
                 ],
                 grace_s,
+                thread_end=thread_end,
             )
         )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from finegrain.errors import FinegrainError, Reason
+from finegrain.values.states import ThreadEnd
 from finegrain_client.batch.slots import retry_until_answered
 from finegrain_client.errors import JobEnded, RequestRejected
 from finegrain_client.graph.plan import Plan, SlotTimes
@@ -138,8 +139,10 @@ class JobSlots:
         if requests:
             await retry_until_answered(partial(self._job.cancel, requests), "cancelling requests")
 
-    async def release(self, number: int) -> None:
-        """Releases a slot, or cancels its request."""
+    async def release(self, number: int, *, finished: bool = False) -> None:
+        """Releases a slot, or cancels its request. `finished` is True if the tasks in the slot have
+        done their work.
+        """
         self._unwatch(number)
         request = self._requests.pop(number, None)
         if request is None or request.has_ended:
@@ -147,7 +150,9 @@ class JobSlots:
         if request.slot is None:
             await retry_until_answered(request.cancel, "cancelling a request")
         else:
-            await retry_until_answered(request.slot.release, "releasing a slot")
+            thread_end = ThreadEnd.FINISHED if finished else ThreadEnd.UNFINISHED
+            work = partial(request.slot.release, thread_end=thread_end)
+            await retry_until_answered(work, "releasing a slot")
 
     def report_lost(self, number: int) -> None:
         """Reports the loss of a slot that has ended without a release, or of its host."""

@@ -277,8 +277,8 @@ class Runner:
                 self._to_cancel.add(task)
                 if (running := self._tasks.get(task)) is not None:
                     self._start(self._cancel_task(running))
-            case ReleaseSlot(slot):
-                self._start(self._slots.release(slot))
+            case ReleaseSlot(slot, finished):
+                self._start(self._slots.release(slot, finished=finished))
             case StartDelay(region, attempt, delay_s):
                 self._start(self._report_after(delay_s, DelayOver(region, attempt)))
             case JobEnded():

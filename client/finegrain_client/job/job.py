@@ -20,7 +20,7 @@ from finegrain.ids import new_id
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.values.dependencies import JobDependency
 from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.states import GangPlacement, JobOutcome
+from finegrain.values.states import GangPlacement, JobOutcome, ThreadEnd
 from finegrain_client.connection import Connection
 from finegrain_client.durations import duration, grace
 from finegrain_client.errors import JobEnded, rejected
@@ -257,7 +257,11 @@ class Job:
         return await self._submission.cancel([each.allocation_id for each in requests])
 
     async def release(
-        self, slots: Sequence[Slot], grace_s: float | None = None
+        self,
+        slots: Sequence[Slot],
+        grace_s: float | None = None,
+        *,
+        thread_end: ThreadEnd | None = None,
     ) -> list[ItemOutcome]:
         """Releases many slots in one call. Returns one outcome per slot.
 
@@ -265,14 +269,20 @@ class Job:
             slots: the slots to release.
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None
                 means the executor's default.
+            thread_end: what happened to the threads of work in the slots; see `Slot.release`.
 
         Raises:
             FinegrainError: the call to the resource manager failed.
         """
-        return await release(self._context, slots, grace_s)
+        ends = {each.allocation_id: thread_end for each in slots}
+        return await release(self._context, slots, grace_s, ends)
 
     async def reuse(
-        self, pairs: Sequence[Reuse], grace_s: float | None = None
+        self,
+        pairs: Sequence[Reuse],
+        grace_s: float | None = None,
+        *,
+        thread_end: ThreadEnd | None = None,
     ) -> list[ItemOutcome]:
         """Reuses finished slots for waiting requests, many in one call.
 
@@ -288,12 +298,14 @@ class Job:
             pairs: pairs of a slot, and a request or the request's allocation id.
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run in
                 released slots; None means the executor's default.
+            thread_end: what happened to the threads of work in the slots; see `Slot.release`.
 
         Raises:
             InvalidArgument: a slot or a request is named twice.
             FinegrainError: the call to the resource manager failed.
         """
-        return await reuse(self._context, pairs, grace_s)
+        ends = {slot.allocation_id: thread_end for slot, _ in pairs}
+        return await reuse(self._context, pairs, grace_s, ends)
 
     def events(self) -> JobEvents:
         """Returns an iterator over the job's events from now on; see `JobEvents`."""

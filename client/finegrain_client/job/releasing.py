@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.values.outcomes import ItemOutcome
+from finegrain.values.states import ThreadEnd
 from finegrain_client.call_limits import id_batches
 from finegrain_client.decoding import read
 from finegrain_client.durations import grace
 from finegrain_client.job.context import JobContext
+from finegrain_client.slot.reusing import thread_end_number
 
 if TYPE_CHECKING:
     from finegrain_client.slot.slot import Slot
 
 
 async def release(
-    context: JobContext, slots: Sequence[Slot], grace_s: float | None
+    context: JobContext,
+    slots: Sequence[Slot],
+    grace_s: float | None,
+    thread_ends: Mapping[str, ThreadEnd | None],
 ) -> list[ItemOutcome]:
-    """Releases slots; see `Job.release`."""
+    """Releases slots; see `Job.release`. `thread_ends` has a report for each slot, by allocation
+    id.
+    """
     outcomes: list[ItemOutcome] = []
     by_id = {each.allocation_id: each for each in slots}
     for ids in id_batches(list(by_id)):
         message = rm.ReleaseSlotsRequest(
             job_id=context.job_id,
             slots=[
-                rm.SlotRelease(allocation_id=each, generation=by_id[each].generation)
+                rm.SlotRelease(
+                    allocation_id=each,
+                    generation=by_id[each].generation,
+                    thread_end=thread_end_number(thread_ends.get(each)),
+                )
                 for each in ids
             ],
             grace=grace(grace_s),

@@ -14,13 +14,14 @@ from finegrain.resources import ResourceProfile
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.values.isolation import Isolation
+from finegrain.values.states import ThreadEnd
 from finegrain_client.decoding import read
 from finegrain_client.durations import grace
 from finegrain_client.errors import SlotLost, StillResizing
 from finegrain_client.internal import internal
 from finegrain_client.slot.at_executor import SlotAtExecutor
 from finegrain_client.slot.resizing import SizeChange, parking_change
-from finegrain_client.slot.reusing import Reusable, reuse
+from finegrain_client.slot.reusing import Reusable, reuse, thread_end_number
 from finegrain_client.slot.size import SlotSize
 from finegrain_client.slot.task import OutputMode, Task, TaskOptions, start_task
 from finegrain_client.types.status import SlotStatus, TaskStatus
@@ -164,12 +165,17 @@ class Slot(SlotAtExecutor):
         found = read.each(TaskStatus, answer.tasks)
         return [each for each in found if (each.allocation_id, each.generation) == of_slot]
 
-    async def release(self, grace_s: float | None = None) -> None:
+    async def release(
+        self, grace_s: float | None = None, *, thread_end: ThreadEnd | None = None
+    ) -> None:
         """Releases the slot. It is not an error to release a slot twice, or after it was lost.
 
         Args:
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None
                 means the executor's default.
+            thread_end: FINISHED if a thread of work has its result, UNFINISHED if it will run again
+                elsewhere. `Cluster.advise` counts only finished threads. None: the slot counts as a
+                thread, and the advice says that it could not be matched to a thread.
 
         Raises:
             FinegrainError: the call to the resource manager failed. The slot is then released when
@@ -179,7 +185,13 @@ class Slot(SlotAtExecutor):
             return
         message = rm.ReleaseSlotsRequest(
             job_id=self._context.job_id,
-            slots=[rm.SlotRelease(allocation_id=self.allocation_id, generation=self.generation)],
+            slots=[
+                rm.SlotRelease(
+                    allocation_id=self.allocation_id,
+                    generation=self.generation,
+                    thread_end=thread_end_number(thread_end),
+                )
+            ],
             grace=grace(grace_s),
         )
         await self._context.connection.call_manager(
@@ -188,13 +200,20 @@ class Slot(SlotAtExecutor):
         # Mark the slot after the call: the slot exists until the call has succeeded.
         self.mark_released()
 
-    async def reuse_for(self, request: Reusable | str, grace_s: float | None = None) -> bool:
+    async def reuse_for(
+        self,
+        request: Reusable | str,
+        grace_s: float | None = None,
+        *,
+        thread_end: ThreadEnd | None = None,
+    ) -> bool:
         """Reuses this finished slot for a waiting request; see `Job.reuse`.
 
         Args:
             request: a request of the same job for the resources of this slot, or the request's
                 allocation id.
             grace_s: see `release`.
+            thread_end: see `release`.
 
         Returns:
             True if the slot is reused; False if the slot was released and the request stays queued.
@@ -202,7 +221,9 @@ class Slot(SlotAtExecutor):
         Raises:
             FinegrainError: the call to the resource manager failed.
         """
-        outcomes = await reuse(self._context, [(self, request)], grace_s)
+        outcomes = await reuse(
+            self._context, [(self, request)], grace_s, {self.allocation_id: thread_end}
+        )
         return outcomes[0].ok
 
     async def resize(

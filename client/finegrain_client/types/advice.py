@@ -17,7 +17,7 @@ class ThreadAdvice(Value):
 
     job_id: str
     threads_recommended: int  # 0 if too little is known
-    # number of finished threads; durations are from grant to release of the slot
+    # number of finished threads, each counted once; durations are from grant to release of the slot
     threads_observed: int
     threads_running: int
     threads_waiting: int
@@ -28,3 +28,7 @@ class ThreadAdvice(Value):
     target_s: float
     quantile: float
     remarks: tuple[str, ...]  # meaning and assumptions of the numbers, for people
+    attempts_unfinished: int = 0  # ended attempts that finished no thread; not counted elsewhere
+    # number of observed threads of which some are possibly repeated attempts, because the job
+    # master did not report whether a thread has finished
+    attempts_unmatched: int = 0

@@ -95,6 +95,8 @@ class Advice:
     threads_observed: int
     threads_running: int
     threads_waiting: int
+    attempts_unfinished: int  # ended attempts that finished no thread; not counted elsewhere
+    attempts_unmatched: int  # observed threads of which some are possibly repeated attempts
     median_ms: int
     at_quantile_ms: int
     longest_ms: int
@@ -124,6 +126,8 @@ def advise(observed: Observed, target_ms: int = TARGET_MS, quantile: float = QUA
         threads_observed=found.count,
         threads_running=observed.running,
         threads_waiting=observed.waiting,
+        attempts_unfinished=found.unfinished,
+        attempts_unmatched=found.unmatched,
         median_ms=round(found.quantile_ms(0.5)),
         at_quantile_ms=round(found.quantile_ms(quantile)),
         longest_ms=found.longest_ms,
@@ -247,6 +251,13 @@ def _doubts(observed: Observed) -> list[str]:
     found, doubts = observed.finished, []
     if found.count < OBSERVED_FEW:
         doubts.append("few threads have finished: this is a rough estimate")
+    if found.unmatched:
+        attempts = found.count + found.unfinished
+        doubts.append(
+            f"{found.unmatched} of {attempts} attempts could not be matched to a thread, because"
+            " the job master did not report whether a thread has finished: each of them counts as a"
+            " thread"
+        )
     if found.count < FINISHED_SHARE_MIN * observed.threads:
         doubts.append(
             f"only {found.count} of {observed.threads} threads have finished, and short threads"

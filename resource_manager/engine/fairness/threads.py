@@ -3,6 +3,10 @@
 A thread begins when its slot is granted. The thread ends when the job master gives the slot back or
 reuses the slot for the next request.
 
+Each thread counts once. For this, the job master reports for each slot whether a thread has
+finished in it (`ThreadEnd`). An attempt that will be repeated does not count as a thread. If the
+job master reports nothing, the attempt counts as a thread, and as unmatched.
+
 A thread is not counted if its slot is lost, is taken away, or is kept until the job ends. A thread
 is also not counted if its start is unknown. The start is unknown in two cases: a lost executor has
 returned with the slot, or the resource manager was restarted and the job had reused slots.
@@ -12,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from finegrain.values.states import SlotState
+from finegrain.values.states import SlotState, ThreadEnd
 from resource_manager.engine.fairness.advice import Observed
 from resource_manager.engine.model.durations import Durations
 from resource_manager.engine.model.entities import Instant, Job, Slot, UsageRecord
@@ -28,21 +32,29 @@ def begin(slot: Slot, now_ms: int) -> None:
     slot.thread_since_ms = now_ms
 
 
-def end(job: Job, slot: Slot, key: SchedulingKey, now_ms: int) -> None:
-    """Records that the job master gave the slot back. The thread in the slot has then ended.
+def end(
+    job: Job, slot: Slot, key: SchedulingKey, now_ms: int, thread_end: ThreadEnd | None
+) -> None:
+    """Records that the job master gave the slot back. The attempt in the slot has then ended.
 
     Args:
         job: the job whose durations are updated.
-        slot: the slot of the thread.
+        slot: the slot of the attempt.
         key: the scheduling class of the slot's request.
         now_ms: the present time (monotonic).
+        thread_end: the job master's report about the thread; None if it reported nothing.
     """
     # If the start of the thread is unknown, its duration is unknown, too.
     if slot.thread_since_ms is None:
         return
     if job.durations is None:
         job.durations = Durations()
-    job.durations.add(now_ms - slot.thread_since_ms)
+    if thread_end is ThreadEnd.UNFINISHED:
+        job.durations.unfinished += 1
+    else:
+        job.durations.add(now_ms - slot.thread_since_ms)
+        job.durations.unmatched += thread_end is None
+    # Run times of slots include all attempts: the scheduler must know how long slots exist.
     recent = job.run_times.get(key)
     if recent is None:
         if len(job.run_times) >= CLASSES_MAX:
@@ -52,16 +64,19 @@ def end(job: Job, slot: Slot, key: SchedulingKey, now_ms: int) -> None:
     slot.thread_since_ms = None
 
 
-def note_reuse(job: Job, slot: Slot, key: SchedulingKey, now_ms: int) -> None:
-    """Records that a thread in the slot has ended, and that the next thread begins in the slot.
+def note_reuse(
+    job: Job, slot: Slot, key: SchedulingKey, now_ms: int, thread_end: ThreadEnd | None
+) -> None:
+    """Records that an attempt in the slot has ended, and that the next one begins in the slot.
 
     Args:
         job: the job whose durations are updated.
-        slot: the slot of both threads.
+        slot: the slot of both attempts.
         key: the scheduling class of the slot's request.
         now_ms: the present time (monotonic).
+        thread_end: see `end`; about the attempt that has ended.
     """
-    end(job, slot, key, now_ms)
+    end(job, slot, key, now_ms, thread_end)
     if job.durations is None:
         job.durations = Durations()
     job.durations.handed_on += 1

@@ -18,7 +18,7 @@ from finegrain.errors import Reason
 from finegrain.mapping.copies import copier
 from finegrain.units import format_duration
 from finegrain.values.isolation import Isolation
-from finegrain.values.states import RequestState, SlotState
+from finegrain.values.states import RequestState, SlotState, ThreadEnd
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import FlowTree
@@ -500,6 +500,7 @@ class RequestMoves:
         reason: str = "",
         message: str = "",
         grace_ms: int | None = None,
+        thread_end: ThreadEnd | None = None,
     ) -> None:
         """Ends a live request on behalf of its job master or an administrator.
 
@@ -513,18 +514,20 @@ class RequestMoves:
             message: message in the job event, for people.
             grace_ms: time that the tasks of the slot have until they must end; None means the
                 executor's default.
+            thread_end: the job master's report about the thread of work in the slot; None if it
+                reported nothing.
         """
         # The slot is looked up first, because an ended request has no slot.
         slot = self.slots.of(request)
         how = RequestInput.RELEASE if request.state is RequestState.GRANTED else RequestInput.CANCEL
         self.end_request(request, how, reason=reason, message=message, slot=slot)
         if slot is not None:
-            # Without a reason, the job master has released the slot after the end of its thread of
-            # work. So the duration of this thread is recorded. With a reason, the slot was taken
-            # away before the thread had ended.
+            # Without a reason, the job master has released the slot after the end of an attempt at
+            # a thread of work. So this attempt is recorded. With a reason, the slot was taken away
+            # before the attempt had ended.
             if how is RequestInput.RELEASE and not reason:
                 key = scheduling_key(request.spec)
-                threads.end(self.jobs[slot.job_id], slot, key, self.journal.now_ms)
+                threads.end(self.jobs[slot.job_id], slot, key, self.journal.now_ms, thread_end)
             self.free(slot, grace_ms)
         if how is RequestInput.CANCEL:
             self.journal.cluster_event(

@@ -22,7 +22,9 @@ _LOG_GROWTH = math.log(_GROWTH)
 BUCKETS_MAX = 256
 """Number of buckets. The last bucket contains all durations from about 3.8 years on."""
 
-_VERSION = 1
+_VERSION = 2
+_VERSION_WITHOUT_ATTEMPTS = 1
+"""Version of texts without `unfinished` and `unmatched`, which earlier programs wrote."""
 
 
 @dataclass(slots=True)
@@ -38,6 +40,9 @@ class Durations:
     shortest_ms: int = 0
     longest_ms: int = 0
     handed_on: int = 0  # number of slots that were reused for the next thread
+    unfinished: int = 0  # number of attempts that finished no thread; they have no duration here
+    # number of durations whose job master did not report whether a thread has finished
+    unmatched: int = 0
     buckets: dict[int, int] = field(default_factory=dict)
 
     def add(self, duration_ms: int) -> None:
@@ -53,6 +58,8 @@ class Durations:
     def merge(self, other: Durations) -> None:
         """Adds the contents of another histogram."""
         self.handed_on += other.handed_on
+        self.unfinished += other.unfinished
+        self.unmatched += other.unmatched
         if not other.count:
             return
         for at, count in other.buckets.items():
@@ -120,10 +127,11 @@ class Durations:
 
     def to_text(self) -> str:
         """Returns compact JSON for the stored row; empty if there is nothing to store."""
-        if not (self.count or self.handed_on):
+        if not (self.count or self.handed_on or self.unfinished):
             return ""
         flat = [number for at in sorted(self.buckets) for number in (at, self.buckets[at])]
         numbers = [self.total_ms, self.shortest_ms, self.longest_ms, self.handed_on]
+        numbers += [self.unfinished, self.unmatched]
         body = [_VERSION, *numbers, flat]
         return json.dumps(body, separators=(",", ":"))
 
@@ -136,12 +144,23 @@ class Durations:
             return cls()
         try:
             version, *numbers, flat = json.loads(text)
-            if version != _VERSION:
-                return cls()
-            total_ms, shortest_ms, longest_ms, handed_on = map(int, numbers)
             buckets = _pairs(flat)
             count = sum(buckets.values())
-            return cls(count, total_ms, shortest_ms, longest_ms, handed_on, buckets)
+            if version == _VERSION_WITHOUT_ATTEMPTS:
+                numbers += [0, count]
+            elif version != _VERSION:
+                return cls()
+            total_ms, shortest_ms, longest_ms, handed_on, unfinished, unmatched = map(int, numbers)
+            return cls(
+                count,
+                total_ms,
+                shortest_ms,
+                longest_ms,
+                handed_on,
+                unfinished,
+                unmatched,
+                buckets,
+            )
         except (ValueError, TypeError):
             return cls()
 

@@ -15,6 +15,7 @@ from itertools import chain
 from finegrain.cpu_policy import PLAIN
 from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
 from finegrain.values.outcomes import ItemOutcome
+from finegrain.values.states import ThreadEnd
 from resource_manager.engine.lifecycle.known import active_job, known_job, taken
 from resource_manager.engine.lifecycle.range_ends import Why
 from resource_manager.engine.lifecycle.user_limits import check_requests
@@ -261,7 +262,9 @@ def cancel_requests(state: State, event: RequestsCancelled) -> list[ItemOutcome]
     """
     if event.job_id is not None:
         known_job(state.jobs, event.job_id)
-    slots = [(allocation_id, 0) for allocation_id in event.allocation_ids]  # 0 means any generation
+    # Generation 0 means any generation. A slot that was granted before the call arrived has
+    # finished no thread.
+    slots = [(each, 0, ThreadEnd.UNFINISHED) for each in event.allocation_ids]
     return _give_up_all(state, _Caller.of(event.job_id), slots, event.ranges, None)
 
 
@@ -281,7 +284,12 @@ def release_slots(state: State, event: SlotsReleased) -> list[ItemOutcome]:
         # job's requests have also ended.
         known_job(state.jobs, event.job_id)
     by = _Caller.of(event.job_id)
-    return _give_up_all(state, by, event.slots, event.ranges, event.grace_ms)
+    slots = [(*each, event.thread_ends.get(each[0])) for each in event.slots]
+    return _give_up_all(state, by, slots, event.ranges, event.grace_ms)
+
+
+_SlotEnd = tuple[str, int, ThreadEnd | None]
+"""Allocation id, generation, and the job master's report about the thread of work in the slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +311,7 @@ class _Caller:
 def _give_up_all(
     state: State,
     by: _Caller,
-    slots: Iterable[tuple[str, int]],
+    slots: Iterable[_SlotEnd],
     ranges: Iterable[Members],
     grace_ms: int | None,
 ) -> list[ItemOutcome]:
@@ -311,12 +319,12 @@ def _give_up_all(
     outcome for each item that was handled.
     """
     outcomes: list[ItemOutcome] = []
-    for allocation_id, generation in slots:
+    for each in slots:
         # The journal of a new step is never full, so each call handles at least one item, and the
         # caller makes progress.
         if state.journal.is_full:
             return outcomes
-        outcomes.append(_give_up(state, by, allocation_id, generation, grace_ms))
+        outcomes.append(_give_up(state, by, each, grace_ms))
     why = Why(by.reason, by.message, grace_ms)
     for members in ranges:
         outcome = state.range_moves.give_up_members(members, why, job_id=by.job_id)
@@ -326,12 +334,11 @@ def _give_up_all(
     return outcomes
 
 
-def _give_up(
-    state: State, by: _Caller, allocation_id: str, generation: int, grace_ms: int | None
-) -> ItemOutcome:
+def _give_up(state: State, by: _Caller, item: _SlotEnd, grace_ms: int | None) -> ItemOutcome:
     """Ends one request for a caller. If the request has ended, or the generation is older than the
     current generation, nothing changes.
     """
+    allocation_id, generation, thread_end = item
     request = state.requests.named(allocation_id)
     # For a request of another job, return the same outcome as for an unknown request, so that a job
     # cannot find out which ids other jobs use.
@@ -358,6 +365,7 @@ def _give_up(
             reason=by.reason,
             message=by.message,
             grace_ms=grace_ms,
+            thread_end=thread_end,
         )
     return ItemOutcome(allocation_id)
 

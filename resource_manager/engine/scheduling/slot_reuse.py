@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from finegrain.errors import Reason
 from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.states import RequestState, SlotState
+from finegrain.values.states import RequestState, SlotState, ThreadEnd
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
@@ -114,11 +114,12 @@ def _reuse_or_free(
         state.hosts, state.slots, request, waiting, following, until_ms=until_ms
     )
     if not reason and waiting is not None:
-        _take_over(state, request, waiting)
+        _take_over(state, request, waiting, event.thread_ends.get(allocation_id))
         # Later slots of this call must not take over the same work.
         following.work_of(job_id)[for_id] = allocation_id
         return ItemOutcome(allocation_id)
-    _end_thread(state.journal, state.slots, state.jobs, request)
+    thread_end = event.thread_ends.get(allocation_id)
+    _end_thread(state.journal, state.slots, state.jobs, request, thread_end)
     state.gang_moves.give_up(
         request, alone=True, reason=reason, message=message, grace_ms=event.grace_ms
     )
@@ -227,7 +228,13 @@ def _may_last(slot: Slot, until_ms: int) -> bool:
     return since_ms is not None and since_ms + slot.time_limit_ms >= until_ms
 
 
-def _end_thread(journal: Journal, slots: Slots, jobs: dict[str, Job], request: Request) -> None:
+def _end_thread(
+    journal: Journal,
+    slots: Slots,
+    jobs: dict[str, Job],
+    request: Request,
+    thread_end: ThreadEnd | None,
+) -> None:
     """Counts the finished thread of a slot that the job must give back because it must not reuse
     the slot.
 
@@ -237,10 +244,12 @@ def _end_thread(journal: Journal, slots: Slots, jobs: dict[str, Job], request: R
     slot = slots.of(request)
     if slot is not None and request.state is RequestState.GRANTED:
         key = scheduling_key(request.spec)
-        threads.end(jobs[request.job_id], slot, key, journal.now_ms)
+        threads.end(jobs[request.job_id], slot, key, journal.now_ms, thread_end)
 
 
-def _take_over(state: State, request: Request, waiting: Request) -> None:
+def _take_over(
+    state: State, request: Request, waiting: Request, thread_end: ThreadEnd | None
+) -> None:
     """Reuses the slot of a request for the work of a pending request. The pending request ends."""
     slot = state.slots.of(request)
     # Reuse counts as a placement. Call `served` before the pending request ends, because the end of
@@ -256,7 +265,8 @@ def _take_over(state: State, request: Request, waiting: Request) -> None:
             state.hosts.of(slot).reused[slot.allocation_id, slot.generation] = None
             state.changes.slot_moved(slot)
         key = scheduling_key(request.spec)
-        threads.note_reuse(state.jobs[request.job_id], slot, key, state.journal.now_ms)
+        job = state.jobs[request.job_id]
+        threads.note_reuse(job, slot, key, state.journal.now_ms, thread_end)
         state.journal.slot_event(
             "slot_reused", slot, message=f"for request {waiting.allocation_id}"
         )

@@ -1,19 +1,24 @@
-"""Decodes ReuseSlots calls: slots, and for each slot the request that it must serve next.
+"""Decodes ReuseSlots calls: slots, and for each slot the request that it must serve next. Decodes
+also the reports about the threads of work in slots.
 
 This module checks the form. The engine decides whether a slot can be reused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id
+from finegrain.rpc.mapping.fields import members_of
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.values.states import ThreadEnd
 from resource_manager.engine.model.entities import Instant, RangeSpec
 from resource_manager.engine.model.events import Event, SlotsReuseRequested
 from resource_manager.service.wire import decoding
+
+_THREAD_ENDS = members_of(ThreadEnd, rm_pb2.ThreadEnd.DESCRIPTOR)
 
 ReusePart = tuple[tuple[str, int, str], ...]
 """Slots: (id, generation, id of the request that the slot serves next)."""
@@ -46,11 +51,30 @@ def slot_reuses(messages: Sequence[rm_pb2.SlotReuse]) -> ReusePart:
     return tuple(slots)
 
 
+def thread_ends(
+    messages: Sequence[rm_pb2.SlotRelease | rm_pb2.SlotReuse],
+) -> dict[str, ThreadEnd]:
+    """Returns what the job master reports about the threads of work in slots, by allocation id.
+    Slots without a report are not included.
+
+    Raises:
+        InvalidArgument: a number is not known.
+    """
+    found: dict[str, ThreadEnd] = {}
+    for index, each in enumerate(messages):
+        if number := each.thread_end:
+            if number not in _THREAD_ENDS:
+                raise InvalidArgument(f"slots[{index}].thread_end", number, "a known ThreadEnd")
+            found[each.allocation_id] = _THREAD_ENDS[number]
+    return found
+
+
 def reuse_events(
     job_id: str,
     parts: Sequence[ReusePart],
     grace_ms: int | None,
     ranges: tuple[RangeSpec, ...] = (),
+    ends: Mapping[str, ThreadEnd] | None = None,
 ) -> list[Callable[[Instant], Event]]:
     """Returns a function for each part of the batch, which creates the event from the current time.
 
@@ -59,8 +83,16 @@ def reuse_events(
         parts: the batch, in parts.
         grace_ms: milliseconds between SIGTERM and SIGKILL; None: the executor's default.
         ranges: new ranges. If there are any, the batch must have only one part.
+        ends: the reports about the threads of work in the slots; see `thread_ends`.
     """
     return [
-        partial(SlotsReuseRequested, job_id=job_id, slots=part, grace_ms=grace_ms, ranges=ranges)
+        partial(
+            SlotsReuseRequested,
+            job_id=job_id,
+            slots=part,
+            grace_ms=grace_ms,
+            ranges=ranges,
+            thread_ends=ends or {},
+        )
         for part in parts
     ]

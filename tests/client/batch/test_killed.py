@@ -110,6 +110,9 @@ def test_every_thread_has_one_result_whenever_the_runner_is_killed(
         # If a runner is killed after it has registered a job and before it has recorded the job,
         # the job ends with its lease.
         assert all(job.over or not job.asked for job in world.jobs.values())
+        # The advice counts each thread at most once. A killed runner reports some threads never.
+        assert world.finished <= threads
+        assert lives or trouble or world.finished == threads
         if not (trouble or failing or speculate):  # kills alone never make a thread run twice
             assert set(world.starts.values()) == {1}
 

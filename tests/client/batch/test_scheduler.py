@@ -410,6 +410,40 @@ def test_a_runner_that_comes_back_takes_up_what_runs_and_repeats_what_is_lost() 
     ]
     # Slot 0 has run a thread and serves thread 2 next. No request waits, so a new one is submitted.
     assert (actions.reuse, actions.reuse_new) == ([(slot(0), 3)], (3, 1))
+    # The earlier runner has possibly reported that the thread of slot 0 has finished.
+    assert actions.thread_ends == {slot(0): fg.ThreadEnd.UNFINISHED}
+
+
+def test_each_thread_is_reported_as_finished_once() -> None:
+    """A failed attempt that will be repeated, and a slot that was not used, finish no thread."""
+    scenario = Scenario(2, retries=1)
+    scenario.decide()
+    scenario.grant(0, 1)
+    assert scenario.end(0, 1, OK).thread_ends == {slot(0): fg.ThreadEnd.FINISHED}
+    assert scenario.end(1, 1, BAD).thread_ends == {slot(1): fg.ThreadEnd.UNFINISHED}
+    scenario.now += 100
+    assert scenario.decide().ask == (2, 1)
+    scenario.grant(2)
+    # The last attempt has failed, too, so the thread has its result.
+    assert scenario.end(1, 2, BAD).thread_ends == {slot(2): fg.ThreadEnd.FINISHED}
+
+
+def test_the_slower_run_of_a_thread_finishes_no_thread() -> None:
+    scenario = straggling()
+    scenario.decide()
+    scenario.grant(10)
+    assert scenario.end(9, 2, OK).thread_ends[slot(10)] is fg.ThreadEnd.FINISHED
+    assert scenario.end(9, 1, OK).thread_ends == {slot(9): fg.ThreadEnd.UNFINISHED}
+
+
+def test_a_reused_slot_that_was_not_used_again_finishes_no_second_thread() -> None:
+    scenario = Scenario(2)
+    scenario.decide()
+    scenario.grant(0)
+    ((key, member),) = scenario.end(0, 1, OK).reuse
+    scenario.scheduler.stop("it was stopped")
+    scenario.scheduler.reuse_answered(key, member, agreed=True)
+    assert scenario.decide().thread_ends == {slot(0): fg.ThreadEnd.UNFINISHED}
 
 
 @given(st.sets(st.integers(0, 40)), st.integers(0, 45))

@@ -106,6 +106,7 @@ class World:
         self.changed = asyncio.Event()
         self.running: dict[str, WorldTask] = {}
         self.starts = Counter[int]()  # tasks that were really started, by thread
+        self.finished = 0  # slots whose release or reuse reported a finished thread
         self.agrees = True
         self.durable_results: dict[int, str] = {}  # the first recorded ones
         self.durable_attempts: set[tuple[int, int]] = set()
@@ -323,14 +324,18 @@ class WorldSlots:
                     self.world.release(self.job, member, slot.generation)
         self.life.step()
 
-    async def release(self, keys: Sequence[SlotKey]) -> None:
+    async def release(self, keys: Sequence[SlotKey], ends: Mapping[SlotKey, fg.ThreadEnd]) -> None:
         await self._call()
-        for allocation_id, generation in keys:
-            self.world.release(self.job, int(allocation_id.rpartition(".")[2]), generation)
+        for key in keys:
+            self._note_end(key, ends)
+            self.world.release(self.job, int(key[0].rpartition(".")[2]), key[1])
         self.life.step()
 
     async def reuse(
-        self, pairs: Sequence[tuple[SlotKey, int]], new: tuple[int, int] | None = None
+        self,
+        pairs: Sequence[tuple[SlotKey, int]],
+        ends: Mapping[SlotKey, fg.ThreadEnd],
+        new: tuple[int, int] | None = None,
     ) -> list[bool]:
         await self._call()
         answers = []
@@ -343,6 +348,7 @@ class WorldSlots:
                 self.job.asked.add(member)
                 self.job.waiting[member] = None
         for key, wanted in pairs:
+            self._note_end(key, ends)
             there = self.slot(key) is not None and wanted in self.job.waiting
             agreed = there and self.world.agrees and self.world.chance(4) > 0
             answers.append(agreed)
@@ -352,6 +358,10 @@ class WorldSlots:
                 self.world.release(self.job, int(key[0].rpartition(".")[2]), key[1])
         self.life.step()
         return answers
+
+    def _note_end(self, key: SlotKey, ends: Mapping[SlotKey, fg.ThreadEnd]) -> None:
+        if self.slot(key) is not None:
+            self.world.finished += ends[key] is fg.ThreadEnd.FINISHED
 
     async def _call(self) -> None:
         self.life.step()

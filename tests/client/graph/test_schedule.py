@@ -112,9 +112,13 @@ def test_the_next_region_gets_the_slots_and_the_rest_is_released() -> None:
         PassSlot(2, SlotPlace("region-2", 1)),
         DeployTask(TaskId("b", 0, 1), 1),
         DeployTask(TaskId("b", 1, 1), 2),
-        ReleaseSlot(3),
+        ReleaseSlot(3, finished=True),
     ]
-    assert end(schedule, "b") == [ReleaseSlot(1), ReleaseSlot(2), JobEnded(ok=True)]
+    assert end(schedule, "b") == [
+        ReleaseSlot(1, finished=True),
+        ReleaseSlot(2, finished=True),
+        JobEnded(ok=True),
+    ]
     assert schedule.ended
 
 
@@ -125,7 +129,7 @@ def test_slots_that_are_not_enough_are_released_and_all_are_requested() -> None:
     schedule = started(chain_of_regions(1, 3))
     effects = end(schedule, "a")
 
-    assert effects[0] == ReleaseSlot(1)
+    assert effects[0] == ReleaseSlot(1, finished=True)
     assert isinstance(effects[1], RequestSlots)
     assert len(effects[1].places) == 3
 
@@ -139,7 +143,7 @@ def test_slots_of_another_profile_are_released() -> None:
     schedule = started(graph.compile())
 
     release, request = end(schedule, "a")
-    assert release == ReleaseSlot(1)
+    assert release == ReleaseSlot(1, finished=True)
     assert isinstance(request, RequestSlots)
 
 
@@ -154,7 +158,7 @@ def test_a_region_waits_for_all_its_inputs() -> None:
     schedule.step(granted([first]))
     schedule.step(granted([second]))
 
-    assert end(schedule, "a") == [ReleaseSlot(1)]
+    assert end(schedule, "a") == [ReleaseSlot(1, finished=True)]
     assert states(schedule) == "FINISHED RUNNING WAITING"
     end(schedule, "b")
     assert states(schedule) == "FINISHED FINISHED RUNNING"

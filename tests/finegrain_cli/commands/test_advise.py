@@ -71,6 +71,14 @@ def test_what_cannot_be_asked(
     assert told in result.stderr
 
 
+def test_attempts_that_were_repeated_are_named() -> None:
+    repeated = replace(ADVICE, attempts_unfinished=12)
+
+    assert advice_text(repeated).splitlines()[2] == (
+        "attempts     202, of which 12 finished no thread and do not count"
+    )
+
+
 def test_nothing_to_go_by() -> None:
     nothing = replace(
         ADVICE, threads_recommended=0, threads_observed=0, remarks=("ask again when some have",)

@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from finegrain.errors import InvalidArgument, Reason
 from finegrain.v1 import cluster_pb2
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from tests.support.rm_service import (
     RunningRm,
     ScriptedExecutor,
@@ -55,6 +56,30 @@ async def test_threads_are_observed_while_the_job_runs_and_after_it_ended(rm: Ru
 
         await rm.cluster.TerminateJob(cluster_pb2.TerminateJobRequest(job_id=job.job_id))
         assert (await advice_for(rm, job.job_id)).threads_observed == 2
+
+
+async def test_each_thread_counts_once_and_the_advice_says_which_attempts_it_cannot_match(
+    rm: RunningRm,
+) -> None:
+    job = await ScriptedJob(rm).register()
+    stream = job.watch()
+    async with ScriptedExecutor(rm, "host-a"):
+        await job.request(*(slot_request(f"thread-{number}") for number in range(4)))
+        await next_events(stream, 4)
+        await job.release("thread-0", thread_end=rm_pb2.THREAD_END_UNFINISHED)
+        await job.release("thread-1", thread_end=rm_pb2.THREAD_END_FINISHED)
+        await job.release("thread-2")  # a client of an earlier version
+        error = await refusal(job.release("thread-3", thread_end=9))
+        found = await advice_for(rm, job.job_id)
+
+    assert isinstance(error, InvalidArgument)
+    assert "slots[0].thread_end" in error.message
+    assert (found.threads_observed, found.threads_running) == (2, 1)
+    assert (found.attempts_unfinished, found.attempts_unmatched) == (1, 1)
+    assert any(
+        remark.startswith("1 of 3 attempts could not be matched to a thread")
+        for remark in found.remarks
+    )
 
 
 @pytest.mark.parametrize(

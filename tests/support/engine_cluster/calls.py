@@ -10,7 +10,7 @@ from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.dependencies import JobDependency
 from finegrain.values.group_rules import GroupRule
 from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.states import GangPlacement, JobOutcome
+from finegrain.values.states import GangPlacement, JobOutcome, ThreadEnd
 from resource_manager.engine.model.entities import (
     Executor,
     GangSpec,
@@ -204,6 +204,7 @@ class Calls(Conversation):
         generation: int = 0,
         ranges: Sequence[Members] = (),
         job: str | None = JOB,
+        thread_end: ThreadEnd | None = None,
     ) -> list[ItemOutcome]:
         """Releases slots.
 
@@ -212,9 +213,11 @@ class Calls(Conversation):
             generation: generation of all these slots; 0: the current generation of each slot.
             ranges: members of ranges.
             job: the job that releases the slots; None: an administrator releases them.
+            thread_end: what the job master reports about the threads of work in the slots.
         """
         slots = tuple((name, generation) for name in names)
-        event = SlotsReleased(self.at, job, slots, ranges=tuple(ranges))
+        ends = dict.fromkeys(names, thread_end) if thread_end is not None else {}
+        event = SlotsReleased(self.at, job, slots, ranges=tuple(ranges), thread_ends=ends)
         answer: list[ItemOutcome] = self.apply(event)
         return answer
 

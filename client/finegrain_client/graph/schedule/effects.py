@@ -61,9 +61,12 @@ class CancelTask:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSlot:
-    """Release a slot, in which no task runs."""
+    """Release a slot, in which no task runs. `finished` is True if a region that used the slot has
+    finished.
+    """
 
     slot: int
+    finished: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,8 +280,15 @@ class Schedule:
         idle = set(self.slots.at) - occupied
         for region in ready:
             self._start_in_idle(region, occupied, idle)
+        finished = {
+            place
+            for each in self._in_order()
+            if each.state is RegionState.FINISHED
+            for place in each.places
+        }
         for place in sorted(idle):
-            self._effects.append(effects.ReleaseSlot(self.slots.take(place).number))
+            slot = self.slots.take(place).number
+            self._effects.append(effects.ReleaseSlot(slot, place in finished))
         still_ready = [each for each in ready if not each.occupies_slots]
         kept = {each.plan.number for each in still_ready}
         for region in self._in_order():

@@ -54,12 +54,19 @@ def test_merging_is_as_if_all_had_been_added_to_one(first: list[int], second: li
     assert merged([of(first), Durations(), of(second)]) == of(first + second)
 
 
-@given(some_ms, st.integers(0, 9))
-def test_a_restart_reads_what_was_written(ms: list[int], handed_on: int) -> None:
+@given(some_ms, st.integers(0, 9), st.integers(0, 9))
+def test_a_restart_reads_what_was_written(ms: list[int], handed_on: int, others: int) -> None:
     written = of(ms)
-    written.handed_on = handed_on
+    written.handed_on, written.unfinished, written.unmatched = handed_on, others, len(ms) // 2
 
     assert Durations.from_text(written.to_text()) == written
+
+
+def test_durations_of_an_earlier_version_are_not_matched_to_threads() -> None:
+    found = Durations.from_text("[1,9,2,7,3,[4,2]]")
+
+    assert (found.count, found.total_ms, found.handed_on) == (2, 9, 3)
+    assert (found.unfinished, found.unmatched) == (0, 2)
 
 
 def test_a_million_durations_of_all_lengths_stay_small() -> None:
@@ -75,7 +82,16 @@ def test_a_million_durations_of_all_lengths_stay_small() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["{}", "no JSON", "[1,2]", "[2,0,0,0,0,[]]", "[1,9,9,9,0,[4]]", "[1,9,9,9,0,[999,1]]", "7"],
+    [
+        "{}",
+        "no JSON",
+        "[1,2]",
+        "[3,0,0,0,0,0,0,[]]",
+        "[2,0,0,0,0,[]]",
+        "[1,9,9,9,0,[4]]",
+        "[1,9,9,9,0,[999,1]]",
+        "7",
+    ],
 )
 def test_what_cannot_be_read_is_nothing_rather_than_a_reason_not_to_start(text: str) -> None:
     assert Durations.from_text(text) == Durations()

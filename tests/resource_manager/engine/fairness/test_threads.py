@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain.values.states import ThreadEnd
 from resource_manager.engine.explain.fairness import advise_threads
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.model.durations import Durations
@@ -99,13 +100,68 @@ def test_one_that_was_lost_counts_from_where_it_began_anew() -> None:
 def test_a_slot_that_is_handed_on_counts_once_for_every_thread() -> None:
     job, slot = books.job(), books.slot()
     threads.begin(slot, 1_000)
-    threads.note_reuse(job, slot, KEY, 3_000)
-    threads.note_reuse(job, slot, KEY, 4_000)
-    threads.end(job, slot, KEY, 9_000)
-    threads.end(job, slot, KEY, 9_000)
+    threads.note_reuse(job, slot, KEY, 3_000, None)
+    threads.note_reuse(job, slot, KEY, 4_000, None)
+    threads.end(job, slot, KEY, 9_000, None)
+    threads.end(job, slot, KEY, 9_000, None)
 
     assert job.durations is not None
     assert (job.durations.count, job.durations.total_ms, job.durations.handed_on) == (3, 8_000, 2)
+
+
+def test_a_thread_that_was_tried_again_counts_once() -> None:
+    job, slot = books.job(), books.slot()
+    threads.begin(slot, 0)
+    threads.note_reuse(job, slot, KEY, 2_000, ThreadEnd.UNFINISHED)
+    threads.note_reuse(job, slot, KEY, 5_000, ThreadEnd.UNFINISHED)
+    threads.note_reuse(job, slot, KEY, 9_000, ThreadEnd.FINISHED)
+    threads.end(job, slot, KEY, 10_000, None)
+
+    found = job.durations
+    assert found is not None
+    assert (found.count, found.unfinished, found.unmatched) == (2, 2, 1)
+    assert (found.shortest_ms, found.longest_ms) == (1_000, 4_000)
+    # The scheduler's run times are about slots, so they include all attempts.
+    assert len(job.run_times[KEY]._kept) == 4
+
+
+def test_a_released_slot_says_whether_its_thread_has_finished() -> None:
+    cluster = cluster_with("bad", "good", "unused", "unknown")
+    cluster.wait(30_000)
+    cluster.release("bad", thread_end=ThreadEnd.UNFINISHED)
+    cluster.release("good", thread_end=ThreadEnd.FINISHED)
+    cluster.cancel("unused")
+    cluster.release("unknown")
+    cluster.settle()
+    advice = advise_threads(cluster.state, "job", 120_000, 0.95, cluster.at.monotonic_ms)
+
+    assert (advice.threads_observed, advice.attempts_unfinished) == (2, 2)
+    assert advice.attempts_unmatched == 1
+    assert any(
+        "1 of 4 attempts could not be matched to a thread" in remark for remark in advice.remarks
+    )
+
+
+def test_a_reused_slot_says_whether_its_thread_has_finished() -> None:
+    cluster = cluster_with(*(f"fills-{number}" for number in range(16)), "waits", "waits-too")
+    cluster.wait(60_000)
+    reuse = SlotsReuseRequested(
+        cluster.at,
+        "job",
+        (("fills-0", 1, "waits"), ("fills-1", 1, "nobody"), ("fills-2", 1, "waits-too")),
+        thread_ends={
+            "fills-0": ThreadEnd.UNFINISHED,
+            "fills-1": ThreadEnd.UNFINISHED,
+            "fills-2": ThreadEnd.FINISHED,
+        },
+    )
+    answers = cluster.batch(reuse)
+
+    assert [each.reason for each in answers] == ["", "NOT_REUSABLE", ""]
+    found = durations(cluster)
+    assert (found.count, found.unfinished, found.unmatched) == (1, 2, 0)
+    assert cluster.batch(reuse) == answers
+    assert durations(cluster) == found
 
 
 def test_a_thread_is_counted_although_its_slot_may_not_be_reused() -> None:
@@ -135,7 +191,7 @@ def test_a_restart_knows_what_finished_and_since_when_the_rest_runs() -> None:
         UsageRecord("group/job-1", "slots", 0.0, 0.0, 1, ""),
     ]
     threads.restore({"job-1": job}, [slot], tallies, Instant(500, 80_000))
-    threads.end(job, slot, KEY, 1_500)
+    threads.end(job, slot, KEY, 1_500, None)
 
     assert job.durations is not None
     assert (job.durations.count, job.durations.total_ms) == (2, 7_000 + 30_000 + 1_000)
@@ -144,7 +200,7 @@ def test_a_restart_knows_what_finished_and_since_when_the_rest_runs() -> None:
 def test_after_a_restart_a_clock_that_was_set_back_makes_nothing_negative() -> None:
     job, slot = books.job(), books.slot(allocated_time_ms=50_000)
     threads.restore({"job-1": job}, [slot], [], Instant(500, 20_000))
-    threads.end(job, slot, KEY, 1_500)
+    threads.end(job, slot, KEY, 1_500, None)
 
     assert job.durations is not None
     assert job.durations.total_ms == 1_000
@@ -155,7 +211,7 @@ def test_after_a_restart_nobody_guesses_when_a_thread_of_a_slot_began_that_was_h
     handed_on = Durations(handed_on=1)
     tallies = [UsageRecord("job/job-1", "slots", 0.0, 0.0, 1, handed_on.to_text())]
     threads.restore({"job-1": job}, [slot], tallies, Instant(0, 9_000_000))
-    threads.end(job, slot, KEY, 1_000)
+    threads.end(job, slot, KEY, 1_000, None)
 
     assert job.durations == handed_on
 
