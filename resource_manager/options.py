@@ -52,6 +52,8 @@ class ResourceManagerOptions:
     log: LogOptions = field(default_factory=LogOptions)
     strategy: str = "pack"  # pack, spread or balanced
     revocation: bool = False  # whether requests that fit nowhere can take back revocable slots
+    # time that the tasks of a revoked slot have between SIGTERM and SIGKILL
+    revocation_grace_ms: int = 10_000
     report_interval_ms: int = 3_000
     lost_timeout_ms: int = 15_000
     lease_default_ms: int = 30_000

@@ -168,7 +168,9 @@ class SlotSpec:
         revocable: if true, and if revocation is on in the cluster, the resource manager may take
             the slot back for a request that is not revocable and fits on no executor. The tasks get
             SIGTERM and a grace time, and the request returns to its place in the queue with reason
-            REVOKED. Members of gangs cannot be revocable.
+            REVOKED. All members of a gang must have the same value. A member follows the rules of
+            its gang for a lost slot: with `restart_on_loss`, the whole gang is queued again.
+            Otherwise the member ends in state LOST.
         count: number of equal slots.
         allocation_id: id of the request, only with count 1; an empty value means that the client
             generates an id.

@@ -244,7 +244,9 @@ class SlotRequest(google.protobuf.message.Message):
     revocable: builtins.bool
     """True: the RM may take the slot back for a request that is not revocable and fits on no executor. The tasks of the slot
     get SIGTERM and a grace time, and the request returns to its place in the queue with reason "REVOKED". Only if
-    revocation is on in the RM's configuration. Not for members of gangs.
+    revocation is on in the RM's configuration. All members of a gang must have the same value. A member follows the
+    rules of its gang for a lost slot: with `restart_on_loss`, the whole gang is queued again; otherwise the member ends
+    LOST with reason "REVOKED".
     """
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:

@@ -123,6 +123,15 @@ def up(
             help="User that runs tasks, as root; default: who called sudo, or executor.task_user.",
         ),
     ] = "",
+    revocation: Annotated[
+        str,
+        typer.Option(
+            "--revocation",
+            metavar="on|off",
+            help="Take revocable slots back for requests that fit on no executor; default: "
+            "rm.revocation (off).",
+        ),
+    ] = "",
     show_logs: Annotated[
         bool, typer.Option("--show-logs", help="Also print the logs of the daemons.")
     ] = False,
@@ -147,8 +156,9 @@ def up(
     that is idle.
 
     `up` is for tests and for work on one host. At the end, `up` removes all its files except
-    --state-dir. From the configuration, it uses only the section `fairness`, and as root the keys
-    task_user and allow_root_tasks of the section `executor`.
+    --state-dir. From the configuration, it uses only the section `fairness`, rm.revocation and
+    rm.revocation_grace, and as root the keys task_user and allow_root_tasks of the section
+    `executor`.
 
     If this command runs as root, tasks run as the user who called sudo. Without sudo, they run as
     `executor.task_user` (nobody). With --task-user root they have all privileges. Without root,
@@ -180,10 +190,18 @@ def up(
         fake_gpus=_machine(fake_gpus, scale),
         task_user=choose_task_user(task_user, own.task_user, allow_root=own.allow_root_tasks),
         fairness=fairness_options(settings),
+        revocation=_revocation(revocation or settings.rm.revocation),
+        revocation_grace_ms=settings.rm.revocation_grace,
         log=LogOptions(level=log_level, format="auto" if show_logs else "json"),
         show_logs=show_logs,
     )
     run_in_foreground(cluster, output)
+
+
+def _revocation(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise InvalidArgument("--revocation", text, "on or off")
+    return text == "on"
 
 
 def _machine(fake_gpus: str, scale: int | None) -> str:

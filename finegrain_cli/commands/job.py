@@ -31,6 +31,7 @@ from finegrain_cli.slot_options import (
     GroupOption,
     JobLabelOption,
     PriorityOption,
+    RevocableOption,
     UserOption,
 )
 from finegrain_cli.text.output import API_VERSION, OutputFormat, json_text, print_object, say
@@ -116,6 +117,7 @@ def run(
     priority: PriorityOption = 0,
     job_label: JobLabelOption = [],  # noqa: B006
     after: AfterOption = [],  # noqa: B006
+    revocable: RevocableOption = False,
     env: EnvOption = [],  # noqa: B006 - typer wants the default as a list
     cwd: Annotated[
         str,
@@ -199,6 +201,8 @@ def run(
     from finegrain_client.graph_run.spec import GraphRunSpec
 
     plan = load_graph(graph).compile()
+    if revocable:
+        plan = plan.with_revocable_slots()
     spec = GraphRunSpec(
         plan,
         group=group,

@@ -318,7 +318,6 @@ def run(
                 gang_placement,
                 gang_timeout,
                 restarts=restart_on_device_loss,
-                revocable=revocable,
             ),
         )
         code = run_command(options)
@@ -338,12 +337,10 @@ def _output_limit(text: str) -> int:
 
 
 def _gang(
-    members: int | None, placement: str, timeout: str, *, restarts: bool, revocable: bool
+    members: int | None, placement: str, timeout: str, *, restarts: bool
 ) -> GangOptions | None:
     from finegrain_cli.run.options import GangOptions
 
-    if members is not None and revocable:
-        raise InvalidArgument("--revocable", "set", "no --gang with it")
     if members is not None and restarts:
         # Reject this combination: the other members have already done a part of their work, and a
         # restarted member would start from the beginning.

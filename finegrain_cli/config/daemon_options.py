@@ -51,6 +51,7 @@ def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
         log=_log(settings.log),
         strategy=rm.strategy,
         revocation=rm.revocation == "on",
+        revocation_grace_ms=rm.revocation_grace,
         report_interval_ms=rm.report_interval,
         lost_timeout_ms=rm.lost_timeout,
         lease_default_ms=rm.lease,

@@ -207,6 +207,12 @@ class RmSection(ListenSection):
         description="take slots that are revocable back for requests that fit on no executor (on), "
         "or never (off)",
     )
+    revocation_grace: Duration = Field(
+        10_000,
+        ge=0,
+        le=GRACE_MS_MAX,
+        description="time that the tasks of a revoked slot have between SIGTERM and SIGKILL",
+    )
     report_interval: Duration = Field(
         3_000, ge=50, description="time between two reports of an executor"
     )

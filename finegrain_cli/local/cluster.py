@@ -98,6 +98,8 @@ class LocalCluster:
             empty, executors offer the real GPUs.
         task_user: the user that runs tasks. If None, `choose_task_user` chooses the user.
         fairness: settings of the order in which requests are served. If None, the defaults apply.
+        revocation: True if revocable slots are taken back for requests that fit on no executor.
+        revocation_grace_ms: time that the tasks of a revoked slot have to end.
         log: level and format of the daemons' logs.
         show_logs: True if the daemons must log to this process's standard error.
 
@@ -120,6 +122,8 @@ class LocalCluster:
         fake_gpus: str = "",
         task_user: TaskUser | None = None,
         fairness: Fairness | None = None,
+        revocation: bool = False,
+        revocation_grace_ms: int = 10_000,
         log: LogOptions | None = None,
         show_logs: bool = False,
     ) -> None:
@@ -140,6 +144,7 @@ class LocalCluster:
         self._fake_gpus = fake_gpus
         self.task_user = task_user or choose_task_user()
         self.fairness = fairness or Fairness()
+        self._revocation, self._revocation_grace_ms = revocation, revocation_grace_ms
         self._log = log or LogOptions(format="auto" if show_logs else "json")
         self._show_logs = show_logs
         self._base: Path | None = None
@@ -292,6 +297,8 @@ class LocalCluster:
             lost_timeout_ms=LOST_TIMEOUT_MS,
             providers_file=self.scaled.providers_file if self.scaled else None,
             fairness=self.fairness,
+            revocation=self._revocation,
+            revocation_grace_ms=self._revocation_grace_ms,
         )
         if self.scaled is not None:
             assert self._lock is not None  # noqa: S101 - _prepare has run

@@ -14,6 +14,7 @@ import finegrain_client as fg
 from finegrain.errors import FinegrainError
 from finegrain.ids import new_id
 from finegrain_cli.last import remember
+from finegrain_cli.run.endings import why_killed
 from finegrain_cli.run.options import (
     GangOptions,
     RunOptions,
@@ -155,6 +156,11 @@ class _Members:
         finally:
             await lines.end()
         report(result, options, index)
+        # If another member failed, this member was cancelled for this reason.
+        if not self._has_failed:
+            error = await why_killed(self.slots[index], result, options, self._signals)
+            if error is not None:
+                raise error
         return exit_code_of_task(result)
 
     @property

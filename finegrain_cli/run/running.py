@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 
 import finegrain_client as fg
 from finegrain.errors import Reason
 from finegrain_cli.connection import PATIENCE_S, open_cluster_async
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.last import remember
+from finegrain_cli.run.endings import why_killed
 from finegrain_cli.run.gangs import run_gang
 from finegrain_cli.run.options import (
     RunOptions,
@@ -29,10 +29,6 @@ from finegrain_cli.run.streams import OutputTarget, standard_input
 from finegrain_cli.run.waiting import granted
 from finegrain_cli.text.output import say
 
-# longest waits in seconds for the reason why a command was killed: with the option
-# --restart-on-device-loss, and without this option
-REASON_S = 3.0
-SHORT_REASON_S = 1.0
 OUTAGE_S = 60.0  # longest outage of the resource manager, in seconds, during which a run continues
 
 
@@ -132,7 +128,7 @@ async def _run_in(
         if not _must_restart(error, options):
             raise
         return None
-    ended = await _why_killed(slot, result, options, signals)
+    ended = await why_killed(slot, result, options, signals)
     if _must_restart(ended, options):
         return None
     if ended is not None:
@@ -142,32 +138,6 @@ async def _run_in(
     if ended is not None and ended.reason is Reason.REVOKED:
         return ExitCode.REVOKED
     return exit_code_of_task(result)
-
-
-async def _why_killed(
-    slot: fg.Slot, result: fg.TaskResult, options: RunOptions, signals: Signals
-) -> fg.FinegrainError | None:
-    """Returns the reason why the slot of a killed command has ended, or None if the slot has not
-    ended.
-
-    The end of the task is possibly known before its reason. So the function waits for the reason
-    for a short time.
-    """
-    explained = (
-        result.oom_killed
-        or result.timed_out
-        or result.end_reason == Reason.TIME_LIMIT
-        or signals.ask_for_the_end
-    )
-    if result.signal not in (signal.SIGTERM, signal.SIGKILL) or explained:
-        return None
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(
-            REASON_S if options.slot.restart_on_device_loss else SHORT_REASON_S
-        ):
-            while not slot.has_ended:  # noqa: ASYNC110 - a slot has no event for its end
-                await asyncio.sleep(0.05)
-    return slot.error
 
 
 def _must_restart(error: BaseException | None, options: RunOptions) -> bool:

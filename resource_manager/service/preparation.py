@@ -55,6 +55,7 @@ def settings_of(
         requests_max=options.requests_max,
         infeasible_after_ms=options.infeasible_after_ms,
         revocation=options.revocation,
+        revocation_grace_ms=options.revocation_grace_ms,
         lease_default_ms=options.lease_default_ms,
         job_events_max=options.job_events_max,
         cluster_events_max=options.cluster_events_max,

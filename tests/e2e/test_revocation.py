@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,12 +43,64 @@ def test_a_run_in_a_revocable_slot_makes_room(cli: Cli) -> None:
 def test_a_batch_runs_its_revoked_thread_again(cli: Cli, tmp_path: Path) -> None:
     began = tmp_path / "began"
     script = f"echo >> {began}; [ $(wc -l < {began}) -gt 1 ] || sleep 600"
-    flags = (*LARGE, "--revocable", "--threads", "1")
+    flags = (*LARGE, "--revocable", "--threads", "1", "--retries", "0")
     batch = cli.start("batch", *flags, "--", "sh", "-c", script)
     eventually(began.exists, "the thread has begun")
     other = cli("run", *LARGE, "--", "echo", "room")
     assert (other.code, other.text) == (0, "room\n")
     outcome = finish(batch)
+    assert outcome.code == 0, outcome
+    assert began.read_text() == "\n\n"
+
+
+def test_a_command_that_ends_by_itself_when_its_slot_is_revoked(cli: Cli) -> None:
+    """Its exit code is no result of its work."""
+    mark = unique("saves")
+    code = f"trap 'exit 3' TERM; echo {mark}; sleep 600 & wait"
+    first = cli.start("run", *LARGE, "--revocable", "--", "sh", "-c", code)
+    read_until(first, mark.encode())
+    other = cli("run", *LARGE, "--", "echo", "room")
+    assert (other.code, other.text) == (0, "room\n")
+    assert finish(first).code == 123
+
+
+def test_a_revoked_member_ends_the_other_members_of_its_run(cli: Cli) -> None:
+    mark = unique("member")
+    size = ("--cpu", "0.4", "--memory", "64M")
+    flags = (*size, "--gang", "2", "--revocable")
+    first = cli.start("run", *flags, "--", "sh", "-c", f"echo {mark}; sleep 600")
+    read_until(first, mark.encode())
+    assert [each["revocable"] for each in cli.items("slots")] == [True, True]
+    other = cli("run", *size, "--", "echo", "room")
+    assert (other.code, other.text) == (0, "room\n")
+    revoked = finish(first)
+    assert revoked.code == 123
+    assert "was lost; the other members are stopped" in revoked.stderr
+
+
+def test_a_job_graph_goes_on_after_its_slot_was_revoked(cli: Cli, tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    first_time = "trap 'exit 3' TERM; sleep 600 & wait $!"
+    script = f"echo >> {began}; [ $(wc -l < {began}) -gt 1 ] || {{ {first_time}; }}"
+    graph = tmp_path / "one.toml"
+    graph.write_text(
+        f"""
+schema_version = 1
+[job]
+name = "one"
+mode = "batch"
+restarts_max = 0
+[[operator]]
+name = "only"
+program = ["sh", "-c", {json.dumps(script)}]
+resources = {{ cpu = 0.8, task_heap_memory = "64M" }}
+"""
+    )
+    job = cli.start("job", "run", "--revocable", str(graph), "--state", str(tmp_path / "state"))
+    eventually(began.exists, "the task has begun")
+    other = cli("run", *LARGE, "--", "echo", "room")
+    assert (other.code, other.text) == (0, "room\n")
+    outcome = finish(job)
     assert outcome.code == 0, outcome
     assert began.read_text() == "\n\n"
 

@@ -282,6 +282,29 @@ def test_its_own_sudden_death_leaves_no_process() -> None:
         subprocess.run(["rm", "-r", running.base], check=True)
 
 
+@pytest.mark.parametrize("flags", [("--revocation", "on"), ()])
+def test_revocable_slots_are_taken_back_if_wanted(
+    flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not flags:
+        monkeypatch.setenv("FINEGRAIN_RM__REVOCATION", "on")
+    with up(*flags) as running:
+        (executor,) = json.loads(running.finegrain("executors", "-o", "json").stdout)["items"]
+        whole = ("--cpu", str(executor["total"]["cpu_milli"] / 1_000), "--memory", "64M")
+        with busy(running, *whole, "--revocable") as task:
+            assert running.finegrain("run", *whole, "--", "echo", "room").stdout == "room\n"
+            assert task.wait(PATIENCE_S) == 123
+
+
+def test_revocation_is_on_or_off() -> None:
+    refused = subprocess.run(
+        [*COMMAND, "up", "--revocation", "yes"], capture_output=True, text=True, check=False
+    )
+
+    assert refused.returncode == 2
+    assert "--revocation is 'yes'; expected on or off" in refused.stderr
+
+
 def test_a_state_directory_is_taken_up_again(tmp_path: Path) -> None:
     epochs = []
     for _ in range(2):

@@ -75,6 +75,7 @@ class JobCommands(Commands):
         """Submits a gang in one call. NAME:CPU:MEM is a member with its own amounts."""
         timeout = words.values.pop("timeout", "")
         allow_pending, restart = words.flag("allow_pending"), words.flag("restart")
+        revocable = words.flag("revocable")
         gang_id, *names = words.subjects
         gang = GangSpec(
             gang_id,
@@ -93,6 +94,7 @@ class JobCommands(Commands):
             time_limit_ms=words.time_limit_ms(),
             expected_run_time_ms=words.expected_ms(),
             priority=words.number("priority"),
+            revocable=revocable,
         )
         cpu, mem = words.number("cpu"), words.number("mem")
         of_devices = devices.requests(words)

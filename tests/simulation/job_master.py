@@ -387,7 +387,7 @@ class JobMaster(Follower):
         if rng.random() < 0.6:
             profiles = profiles[:1] * len(profiles)
         members: list[RequestSpec] = []
-        priority = self._priority()
+        priority, revocable = self._priority(), self._revocable()
         alike = len(set(profiles)) == 1
         for profile in profiles:
             self.made += 1
@@ -399,6 +399,7 @@ class JobMaster(Follower):
                 restart_on_loss=restart,
                 gang_id=gang.gang_id,
                 priority=priority,
+                revocable=revocable,
             )
             if alike and members:
                 spec = replace(members[0], allocation_id=spec.allocation_id)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from finegrain.errors import Reason
 from finegrain.intervals import IntervalSet
 from finegrain.values.states import ThreadEnd
 from finegrain_client.batch.rate import Rate
@@ -245,7 +246,8 @@ class BatchScheduler:
             # the slot of the attempt is possibly granted again
             self._lost_attempts[run.slot] = key, run.start_time
             self._actions.discard.append(key)
-            self._attempt_lost(*key, outcome.message)
+            revoked = outcome.reason == Reason.REVOKED
+            self._attempt_lost(*key, outcome.message, revoked=revoked)
         if held is not None and not had_ended and self.threads[key[0]] in ENDED:
             held.thread_end = ThreadEnd.FINISHED
 
@@ -451,10 +453,15 @@ class BatchScheduler:
         if not self._running_of[thread]:
             self.threads.delay(thread, now + self.spec.retry_after_s(failures))
 
-    def _attempt_lost(self, thread: int, attempt: int, message: str) -> None:
-        self._close((thread, attempt), "lost", message)
-        self.losses += 1
-        losses = self._lost[thread] = self._lost.get(thread, 0) + 1
+    def _attempt_lost(
+        self, thread: int, attempt: int, message: str, *, revoked: bool = False
+    ) -> None:
+        # A thread can be revoked any number of times: its command is not the cause.
+        self._close((thread, attempt), "revoked" if revoked else "lost", message)
+        losses = self._lost.get(thread, 0)
+        if not revoked:
+            self.losses += 1
+            losses = self._lost[thread] = losses + 1
         if self.threads[thread] in ENDED or self._running_of.get(thread):
             return
         # Queue the thread without a delay: usually, the command did not cause the loss of its slot.

@@ -300,7 +300,7 @@ class StateFile:
             # After a slot has run a thread, it may run another thread only with the resource
             # manager's consent.
             known.used.add((attempt.allocation_id, attempt.generation))
-            if outcome in ("", "lost", "written off"):
+            if outcome in ("", "lost", "revoked", "written off"):
                 (known.lost if outcome else known.open).append(attempt)
 
     def _job(self, number: int) -> JobRow:

@@ -57,6 +57,9 @@ runs again in another slot.
 """
 
 
+END_S = 2.0
+"""Longest time in seconds from the end of a task to the event about the end of its slot."""
+
 SHORT_S = 0.1
 """Time in seconds for which the call that submits a task waits for the end of the task. A task that
 ends within this time needs only one call.
@@ -111,7 +114,7 @@ class Attempt:
             # `cancel` may have been called before the task was submitted.
             if self.cancelled:
                 await self.task.cancel()
-            return self._ended(self.task, await self.task.wait(), began)
+            return await self._ended(self.task, await self.task.wait(), began)
         except TaskNotStarted as error:
             return self._refused(error)
         except GONE as error:
@@ -132,13 +135,14 @@ class Attempt:
             except FinegrainError:
                 return  # the task or its slot has ended
 
-    def _ended(self, task: Task, result: TaskResult, began: float) -> AttemptOutcome:
+    async def _ended(self, task: Task, result: TaskResult, began: float) -> AttemptOutcome:
         # If the slot was released or the job ended, the exit code is not a result of the command.
         # But a thread that reaches the time limit of its slot has failed.
         if result.cancelled and result.end_reason != Reason.TIME_LIMIT:
-            return AttemptOutcome(
-                Ending.CANCELLED, message="its task was ended together with its slot"
-            )
+            message, reason = "its task was ended together with its slot", ""
+            if not self.cancelled and (error := await self.slot.await_end(END_S)) is not None:
+                message, reason = error.message, error.reason
+            return AttemptOutcome(Ending.CANCELLED, message=message, reason=reason)
         end = result.end_time or datetime.now(UTC)
         start = task.status.start_time or datetime.fromtimestamp(began, UTC)
         return AttemptOutcome(

@@ -51,8 +51,32 @@ def compile_graph(graph: GraphSpec) -> Plan:
     check_all_or_none(graph.operators)
     regions = find_regions(graph)
     groups = assign_groups(graph, regions)
+    _check_revocable(graph, regions, groups)
     chains = find_chains(graph, groups, _in_order(graph))
     return _Assembly(graph, regions, groups, chains).plan()
+
+
+def _check_revocable(graph: GraphSpec, regions: Regions, groups: Mapping[str, str]) -> None:
+    """Raises GraphError if only some operators of a slot sharing group, or of a pipelined region,
+    are revocable.
+
+    Operators of a group share slots, and the slots of a region are requested together as one gang.
+    """
+    first: dict[str, OperatorSpec] = {}
+    for operator in graph.operators:
+        number = regions.region_of[operator.name] + 1
+        for where in f"slot sharing group {groups[operator.name]}", f"region {number}":
+            other = first.setdefault(where, operator)
+            if _is_revocable(graph, operator) != _is_revocable(graph, other):
+                yes, no = sorted((operator, other), key=lambda each: not _is_revocable(graph, each))
+                raise GraphError(
+                    f"operator {yes.name} is revocable and operator {no.name} is not, but both are"
+                    f" in {where}; make both revocable, or none"
+                )
+
+
+def _is_revocable(graph: GraphSpec, operator: OperatorSpec) -> bool:
+    return graph.options.revocable if operator.revocable is None else operator.revocable
 
 
 def _in_order(graph: GraphSpec) -> list[str]:
@@ -207,6 +231,7 @@ class _Assembly:
             else default_profile(members, self.graph.options),
             chains=tuple(_chain_name(self.chains.members[at]) for at in chains),
             regions=tuple(numbers),
+            revocable=_is_revocable(self.graph, members[0]),
         )
 
     def _chain(

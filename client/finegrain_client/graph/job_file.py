@@ -109,6 +109,7 @@ def _job(table: ConfigTable) -> JobGraph:
         / 1000,
         time_limit_s=_seconds(table, "time_limit"),
         expected_run_time_s=_seconds(table, "expected_run_time"),
+        revocable=table.flag("revocable", False),
     )
     name = table.text("name")
     # These keys are read only if they are present, so mark them as known.
@@ -141,7 +142,9 @@ def _operator(table: ConfigTable) -> OperatorSpec:
         managed_memory_weight=table.integer("managed_memory_weight", 1, least=1, most=WEIGHT_MAX),
         ports=table.integer("ports", 0, most=PORTS_MAX),
         output=Output(table.choice("output", list(Output), Output.HOST)),
+        revocable=table.flag("revocable", False) if "revocable" in table else None,
     )
+    table.note("revocable")  # the key is read only if it is present
     table.end()
     return operator
 

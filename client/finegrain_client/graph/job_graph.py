@@ -60,6 +60,7 @@ class JobGraph:
         managed_memory_weight: int = 1,
         ports: int = 0,
         output: Output | str = Output.HOST,
+        revocable: bool | None = None,
     ) -> OperatorSpec:
         """Adds an operator. `OperatorSpec` describes the arguments.
 
@@ -81,6 +82,7 @@ class JobGraph:
             managed_memory_weight=managed_memory_weight,
             ports=ports,
             output=word(f"output of operator {name}", output, Output),
+            revocable=revocable,
         )
         return self.add_operator(operator)
 

@@ -7,7 +7,7 @@ order in which they can run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
@@ -126,6 +126,7 @@ class GroupPlan:
         profile: resources of each of its slots.
         chains: names of its chains.
         regions: numbers of the regions that have chains in the group.
+        revocable: True if the resource manager may take its slots back.
     """
 
     name: str
@@ -134,6 +135,7 @@ class GroupPlan:
     profile: SlotProfile
     chains: tuple[str, ...]
     regions: tuple[int, ...]
+    revocable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +200,10 @@ class Plan:
     def chain_of(self) -> Mapping[str, ChainPlan]:
         """Chains by the name of each of their operators."""
         return {operator.name: chain for chain in self.chains for operator in chain.operators}
+
+    def with_revocable_slots(self) -> Plan:
+        """Returns the same plan, but the resource manager may take all slots back."""
+        return replace(self, groups=tuple(replace(each, revocable=True) for each in self.groups))
 
     @property
     def broken_chains(self) -> tuple[EdgePlan, ...]:

@@ -111,6 +111,9 @@ class OperatorSpec:
             `resources` in the group.
         ports: number of network ports that each task gets.
         output: the place where the operator stores its output for blocking edges.
+        revocable: if true, the resource manager may take the operator's slots back, as with
+            `SlotSpec.revocable`; None means the job's value. All operators of a slot sharing group
+            and of a pipelined region must have the same value.
     """
 
     name: str
@@ -125,6 +128,7 @@ class OperatorSpec:
     managed_memory_weight: int = 1
     ports: int = 0
     output: Output = Output.HOST
+    revocable: bool | None = None
 
     def __post_init__(self) -> None:
         check_id("operator name", self.name)
@@ -137,6 +141,8 @@ class OperatorSpec:
                 check_id(self._field(name), getattr(self, name))
         for name in ("chaining", "uses_managed_memory", "uses_managed_on_heap_memory"):
             check_flag(self._field(name), getattr(self, name))
+        if self.revocable is not None:
+            check_flag(self._field("revocable"), self.revocable)
         weight = self._field("managed_memory_weight")
         check_whole(weight, self.managed_memory_weight, 1, WEIGHT_MAX)
         if not isinstance(self.resources, ResourceSpec | None):
@@ -235,6 +241,9 @@ class JobOptions:
             the slot restarts.
         expected_run_time_s: probable time of each slot in seconds, at most `time_limit_s`. This is
             a hint for the scheduler. None means that the time is not known.
+        revocable: if true, the resource manager may take slots of the job back, as with
+            `SlotSpec.revocable`. The region of the slot then runs again. Operators can have another
+            value.
     """
 
     all_vertices_in_same_slot_sharing_group_by_default: bool | None = None
@@ -249,6 +258,7 @@ class JobOptions:
     restart_delay_s: float = 1.0
     time_limit_s: float | None = None
     expected_run_time_s: float | None = None
+    revocable: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "program", read_program("program", self.program))
@@ -256,6 +266,7 @@ class JobOptions:
         if (same := self.all_vertices_in_same_slot_sharing_group_by_default) is not None:
             check_flag(name, same)
         check_flag("chaining", self.chaining)
+        check_flag("revocable", self.revocable)
         check_whole("network_buffer_bytes", self.network_buffer_bytes, 1, 1024**3)
         for name in ("network_buffers_per_channel", "network_floating_buffers_per_gate"):
             check_whole(name, getattr(self, name), 0, 1_000_000)

@@ -13,9 +13,8 @@ from finegrain.errors import FinegrainError, Reason
 from finegrain.values.states import ThreadEnd
 from finegrain_client.batch.slots import retry_until_answered
 from finegrain_client.errors import JobEnded, RequestRejected
-from finegrain_client.graph.plan import Plan, SlotTimes
-from finegrain_client.graph.profiles import SlotProfile
-from finegrain_client.graph.schedule import Event, HostLost, RequestSlots, SlotLost
+from finegrain_client.graph.plan import GroupPlan, Plan, SlotTimes
+from finegrain_client.graph.schedule import Event, HostLost, RequestSlots, SlotLost, SlotRevoked
 from finegrain_client.graph_run.task_start import slot_spec
 from finegrain_client.job.gangs import GangSpec
 from finegrain_client.job.job import Job
@@ -86,9 +85,9 @@ class JobSlots:
         }
 
     async def request(
-        self, request: int, first_slot: int, profiles: Sequence[SlotProfile]
+        self, request: int, first_slot: int, groups: Sequence[GroupPlan]
     ) -> tuple[str, ...] | RequestRejected:
-        """Requests slots as one gang and waits until they are granted.
+        """Requests slots as one gang, each for a group, and waits until they are granted.
 
         Returns the executor of each slot. If the slots can never be granted, returns the rejection.
         A slot that was lost in the meantime counts as granted. Its loss is reported when a task is
@@ -97,13 +96,13 @@ class JobSlots:
         Raises:
             FinegrainError: the job has ended, or the resource manager refused the call.
         """
-        numbers = range(first_slot, first_slot + len(profiles))
+        numbers = range(first_slot, first_slot + len(groups))
         self._numbers[request] = numbers
         if not any(each in self._requests for each in numbers):  # no earlier runner requested them
             spec = GangSpec(
                 [
                     slot_spec(each, self._times, self._id(at))
-                    for at, each in zip(numbers, profiles, strict=True)
+                    for at, each in zip(numbers, groups, strict=True)
                 ],
                 gang_id=f"{self._prefix}-gang-{request}",
             )
@@ -161,6 +160,8 @@ class JobSlots:
         slot = request.slot if request is not None else None
         if request is not None and slot is not None and request.reason == Reason.EXECUTOR_LOST:
             self._deliver(HostLost(slot.executor_id))
+        elif request is not None and request.reason == Reason.REVOKED:
+            self._deliver(SlotRevoked(number))
         else:
             self._deliver(SlotLost(number))
 

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HOSTS_WATCH_S = 15.0
+END_S = 5.0
+"""Longest time in seconds from the end of a task to the event about the end of its slot."""
 """Seconds between two checks of the hosts that have output of the job. Each check lists all
 executors. The checks must be rare, because a large cluster can have hundreds of jobs.
 """
@@ -325,8 +327,8 @@ class Runner:
 
     async def _request(self, effect: RequestSlots) -> None:
         groups = self._file.spec.plan.group_of
-        profiles = [groups[each.group].profile for each in effect.places]
-        answer = await self._slots.request(effect.request, effect.first_slot, profiles)
+        wanted = [groups[each.group] for each in effect.places]
+        answer = await self._slots.request(effect.request, effect.first_slot, wanted)
         if isinstance(answer, SlotsRejected):
             message = rejection_text(self._file.spec.plan, effect, answer)
             self._inbox.put_nowait(RequestRejected(effect.request, message))
@@ -366,6 +368,9 @@ class Runner:
             if task in self._to_cancel:
                 await self._cancel_task(running)
             result = await running.wait()
+            # If the slot ends, its tasks are cancelled. This is no failure of the task.
+            if result.cancelled and task not in self._to_cancel and await slot.await_end(END_S):
+                return  # `JobSlots` reports the loss of the slot
         except (SlotGone, JobGone):
             raise
         except FinegrainError as error:

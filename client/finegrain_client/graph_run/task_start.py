@@ -17,7 +17,14 @@ from typing import Any
 
 from finegrain.resources import MEMORY_GRAIN_BYTES
 from finegrain.v1 import task_executor_pb2 as te
-from finegrain_client.graph.plan import ChainPlan, EdgePlan, OperatorPlan, Plan, SlotTimes
+from finegrain_client.graph.plan import (
+    ChainPlan,
+    EdgePlan,
+    GroupPlan,
+    OperatorPlan,
+    Plan,
+    SlotTimes,
+)
 from finegrain_client.graph.profiles import SlotProfile
 from finegrain_client.graph.schedule import Event, TaskEnded, TaskFailed, TaskId
 from finegrain_client.graph.values import Exchange
@@ -50,10 +57,12 @@ class OutputTail:
         return [each.rstrip() for each in text.splitlines() if each.strip()]
 
 
-def slot_spec(profile: SlotProfile, times: SlotTimes, allocation_id: str) -> SlotSpec:
+def slot_spec(group: GroupPlan, times: SlotTimes, allocation_id: str) -> SlotSpec:
     """Returns the request for a slot of a group."""
+    profile = group.profile
     spec = SlotSpec(
         allocation_id=allocation_id,
+        revocable=group.revocable,
         time_limit_s=times.time_limit_s,
         expected_run_time_s=times.expected_run_time_s,
     )

@@ -5,6 +5,7 @@ slot's end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -67,6 +68,7 @@ class SlotAtExecutor:
         self._former: list[ExecutorLink] = []
         self._readers = 0
         self.lost = asyncio.Event()
+        self._ended = asyncio.Event()
         self.error = None
 
     @property
@@ -113,10 +115,23 @@ class SlotAtExecutor:
         """
         if self.error is None:
             self.error = error
+            self._ended.set()
             self._size.end(error)
         if at_once:
             self.lost.set()
         self._hang_up()
+
+    @internal
+    async def await_end(self, timeout_s: float) -> FinegrainError | None:
+        """Waits until the slot has ended, at most `timeout_s` seconds. Returns the reason of the
+        end, or None if the slot has not ended.
+
+        The end of a task is possibly known before the end of its slot.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._ended.wait()
+        return self.error
 
     @property
     @internal

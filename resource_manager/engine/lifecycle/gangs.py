@@ -7,7 +7,8 @@ them. So a job master never gets only a part of a gang. Two gangs also never blo
 because no gang books capacity for only some of its members.
 
 After the grant, the slots are independent. There is one exception: if a member with
-`restart_on_loss` loses its slot, the whole gang is queued again.
+`restart_on_loss` loses its slot, the whole gang is queued again. A revoked slot of a member counts
+as lost.
 
 `GangMoves` and `RequestMoves` (`moves.py`) have some methods with the same names. The method of
 `GangMoves` moves one request, and also the other members of its gang if needed. For a request
@@ -41,12 +42,12 @@ from finegrain.values.isolation import Isolation
 from finegrain.values.states import RequestState, ThreadEnd
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
-from resource_manager.engine.lifecycle.moves import RequestMoves
+from resource_manager.engine.lifecycle.moves import REVOKED, RequestMoves
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import Gang, Request, Slot
 from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduling_key
-from resource_manager.engine.model.state_tables import GangInput
+from resource_manager.engine.model.state_tables import GangInput, RequestInput
 from resource_manager.engine.model.timers import Timer, Timers
 from resource_manager.engine.model.transitions import Transitions
 from resource_manager.engine.placement.gangs import find_together, search_would_fail
@@ -235,6 +236,33 @@ class GangMoves:
         self.journal.slot_event("slot_lost", slot, reason=reason, message=message)
         self._break_up(gang, request, reason, message)
 
+    def revoke(self, slot: Slot, owner: Request, *, grace_ms: int) -> None:
+        """Takes a granted slot back for another request, which is placed on the slot's host in the
+        same step.
+
+        If the slot belongs to no gang, its request returns to its place in the queue. A member of a
+        gang follows the rules of its gang for a lost slot: with `restart_on_loss`, the whole gang
+        returns to its place in the queue, and all its slots are freed. Without `restart_on_loss`,
+        only the member ends.
+
+        Args:
+            slot: a slot that is revocable, without a resize in flight. Its request is granted, or
+                was queued again because another slot of its gang was revoked.
+            owner: the request that gets the capacity.
+            grace_ms: the time that the tasks of the slot have until they must end.
+        """
+        request = self.requests.served_by(slot)
+        gang = self.gangs.of(request) if request is not None else None
+        if request is not None and gang is None:
+            self.moves.requeue(request, slot, Reason.REVOKED, REVOKED)
+        elif request is not None and gang is not None and request.spec.restart_on_loss:
+            self._break_up(gang, request, Reason.REVOKED, REVOKED, grace_ms)
+        elif request is not None:
+            self.moves.end_request(
+                request, RequestInput.LOSE, reason=Reason.REVOKED, message=REVOKED, slot=slot
+            )
+        self.moves.take_back(slot, owner, grace_ms=grace_ms)
+
     def decline(self, slot: Slot) -> None:
         """Handles a slot that the executor offered directly, and that the job master did not
         accept.
@@ -344,7 +372,14 @@ class GangMoves:
             for ((profile, labels, cpus), elsewhere), some in alike.items()
         }
 
-    def _break_up(self, gang: Gang, lost_member: Request, reason: str, message: str) -> None:
+    def _break_up(
+        self,
+        gang: Gang,
+        lost_member: Request,
+        reason: str,
+        message: str,
+        grace_ms: int | None = None,
+    ) -> None:
         """Queues the whole gang again, and frees the slots of all live members except
         `lost_member`.
 
@@ -356,6 +391,8 @@ class GangMoves:
             lost_member: the member that lost its slot.
             reason: reason in the events.
             message: message in the events, for people.
+            grace_ms: time that the tasks of the freed slots have until they must end; None means
+                the executor's default.
         """
         was_granted = lost_member.state is RequestState.GRANTED
         members = list(living(self.requests, gang))
@@ -376,7 +413,7 @@ class GangMoves:
                 self.moves.requeue(member, slot, reason, message)
             else:
                 self.moves.requeue(member, slot, Reason.GANG_BROKEN, others)
-                self.moves.free(slot)
+                self.moves.free(slot, grace_ms)
         if was_granted:
             gang.waiting_since_time_ms = self.journal.at.time_ms
             # The gang is stored, because its starvation clock needs `waiting_since_time_ms` after a

@@ -328,21 +328,19 @@ class RequestMoves:
         # near each other can start on any host again.
         self.queue.unblock_job(policy.neighbor_job)
 
-    def revoke(self, slot: Slot, owner: Request, *, grace_ms: int) -> None:
-        """Takes a granted slot back for another request, which is placed on the slot's host in the
-        same step.
+    def take_back(self, slot: Slot, owner: Request, *, grace_ms: int) -> None:
+        """Frees a revoked slot for another request, which is placed on the slot's host in the same
+        step.
 
-        The request of the slot returns to its place in the queue. The slot is freed, and books
-        nothing from now on: its capacity is booked for `owner`. The order for the owner's slot is
-        sent when all slots that were revoked for the owner have ended.
+        The slot books nothing from now on: its capacity is booked for `owner`. The order for the
+        owner's slot is sent when all slots that were revoked for the owner have ended.
 
         Args:
-            slot: a granted slot that is revocable, without a resize in flight.
+            slot: a slot that is revocable, without a resize in flight, and serves no request any
+                more.
             owner: the request that gets the capacity.
             grace_ms: the time that the tasks of the slot have until they must end.
         """
-        request = self.requests[slot.allocation_id]
-        self.requeue(request, slot, Reason.REVOKED, REVOKED)
         self.free(slot, grace_ms)
         slot.revoked_for = owner.allocation_id
         slot.revoked_until_time_ms = self.journal.at.time_ms + grace_ms
@@ -359,7 +357,8 @@ class RequestMoves:
     def _end_revocation(self, host: Host, slot: Slot) -> None:
         """Ends the revocation of a slot, because the request for which the slot was revoked does
         not need the capacity any more. If the executor has no order to free the slot yet, the slot
-        serves its own request again.
+        serves its own request again. There is one exception: a gang returns to its slots only as a
+        whole, so a member of a gang does not get its slot back.
         """
         key = key_of(slot)
         slot.revoked_for, slot.revoked_until_time_ms = "", None
@@ -370,6 +369,7 @@ class RequestMoves:
             request is not None
             and request.state is RequestState.PENDING
             and request.generation == slot.generation
+            and not request.spec.gang_id
             and request.job_id not in self.endings
             and host.eligible
             and key in host.to_free

@@ -109,7 +109,7 @@ class GangSpec:
     timeout_ms: int | None = None  # None: the gang waits indefinitely
 
 
-EQUAL_IN_GANG = ("restart_on_loss", "restart_on_device_loss", "priority")
+EQUAL_IN_GANG = ("restart_on_loss", "restart_on_device_loss", "priority", "revocable")
 """Attributes of requests that must have the same value for all members of a gang. The fields of the
 messages have the same names.
 """

@@ -149,6 +149,8 @@ class EngineSettings:
 
     # If true, revocable slots are taken back for requests that are not revocable and fit nowhere.
     revocation: bool = False
+    # The time that the tasks of a revoked slot have between SIGTERM and SIGKILL.
+    revocation_grace_ms: int = 10 * SECOND_MS
 
     # Order in which jobs are served.
     fairness: Fairness = field(default_factory=Fairness)

@@ -5,7 +5,8 @@ request or gang that is not revocable fits on no host, the engine looks for the 
 revocable slots whose capacity is sufficient. The least costly set is the set with the fewest slots.
 If several sets have the fewest slots, the set with the least service (cost times run time) is
 chosen. The slots of this set are *revoked*: their requests return to their places in the queue, and
-their tasks get a signal and a grace time. The request that needs the capacity is placed in the same
+their tasks get a signal and a grace time. (A member of a gang follows the rules of its gang for a
+lost slot, see `GangMoves.revoke`.) The request that needs the capacity is placed in the same
 step, so that no other request gets the capacity. When the revoked slots have ended, the executor
 gets the order to carve the new slot. Until then, the executor gets no order to carve a slot.
 
@@ -36,16 +37,13 @@ from resource_manager.engine.placement.constraint import HostView
 from resource_manager.engine.placement.fit import Fit
 from resource_manager.engine.placement.gangs import seek
 from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.queue.gangs import WaitingGang
+from resource_manager.engine.queue.gangs import WaitingGang, living
 from resource_manager.engine.queue.non_batchable import Kind
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.queue.starvation import Waiter
 from resource_manager.engine.scheduling.backfill import in_order
 from resource_manager.engine.scheduling.reservations import owner_of
 from resource_manager.engine.state import State
-
-GRACE_MS = 10_000
-"""The time that the tasks of a revoked slot have between SIGTERM and SIGKILL."""
 
 RETRY_MS = 1_000
 """After this time, a search without result is repeated."""
@@ -121,7 +119,10 @@ class Revocation:
         if not isinstance(waiter, int):
             return not waiter[0].lane.revocable and state.queue.is_blocked(waiter[0])
         item = state.queue.non_batchables.get(waiter)
-        return item is not None and item.kind is Kind.GANG and state.gangs.waiting[item.name].tried
+        if item is None or item.kind is not Kind.GANG:
+            return False
+        waiting = state.gangs.waiting[item.name]
+        return waiting.tried and not waiting.members[0].spec.revocable
 
     def _serve(self, waiter: Waiter, hosts: Sequence[Host]) -> bool:
         """Revokes slots for a waiter. Returns False if no further slots can be revoked for it."""
@@ -140,13 +141,17 @@ class Revocation:
                 return False
             host, victims = found
             for slot in victims:
-                state.moves.revoke(slot, request, grace_ms=GRACE_MS)
+                self._revoke(slot, request)
             state.moves.place([request], host)
             state.queue.served(waiter[0], [request])
             state.hosts.touch(host)
             if state.journal.is_full:
                 return True
         return True
+
+    def _revoke(self, slot: Slot, owner: Request) -> None:
+        grace_ms = self._state.settings.revocation_grace_ms
+        self._state.gang_moves.revoke(slot, owner, grace_ms=grace_ms)
 
     # The search for one request.
 
@@ -167,7 +172,7 @@ class Revocation:
             victims = self._least_on(host, fit, candidates, most)
             if victims is None:
                 continue
-            found = len(victims), sum(map(self._service, victims)), host.host_id
+            found = *self._cost(victims), host.host_id
             if cost is None or found < cost:
                 cost, best = found, (host, victims)
         return best
@@ -208,19 +213,20 @@ class Revocation:
         if not candidates or not suffices(candidates):
             return None
         compared = 0
+        least: tuple[tuple[int, float], tuple[Slot, ...]] | None = None
         for count in range(1, most + 1):
-            least: tuple[float, tuple[Slot, ...]] | None = None
-            for slots in combinations(_distinct(candidates, count), count):
+            # A set with more slots than the least costly set ends is never less costly.
+            if compared > SETS_MAX or (least is not None and count > least[0][0]):
+                break
+            for slots in combinations(self._distinct(candidates, count), count):
                 compared += 1
                 if compared > SETS_MAX:
                     break
-                service = sum(map(self._service, slots))
-                if (least is None or service < least[0]) and suffices(slots):
-                    least = service, slots
-            if compared > SETS_MAX:
-                break
-            if least is not None:
-                return least[1]
+                cost = self._cost(slots)
+                if (least is None or cost < least[0]) and suffices(slots):
+                    least = cost, slots
+        if least is not None:
+            return least[1]
         if compared <= SETS_MAX:
             return None
         kept = list(candidates)
@@ -246,6 +252,46 @@ class Revocation:
             and request.state is RequestState.GRANTED
         ]
         return sorted(found, key=lambda each: (self._service(each), each.allocation_id))
+
+    def _cost(self, victims: Iterable[Slot]) -> tuple[int, float]:
+        """Returns the number and the total service of the slots that end if these slots are
+        revoked. If a gang would be queued again, all its slots end.
+        """
+        ending: dict[SlotKey, Slot] = {}
+        for slot in victims:
+            for each in self._ending_with(slot):
+                ending[each.allocation_id, each.generation] = each
+        return len(ending), sum(map(self._service, ending.values()))
+
+    def _ending_with(self, slot: Slot) -> Collection[Slot]:
+        state = self._state
+        request = state.requests[slot.allocation_id]
+        gang = state.gangs.of(request)
+        if gang is None or not request.spec.restart_on_loss:
+            return (slot,)
+        return [
+            state.slots[member.allocation_id, member.generation]
+            for member in living(state.requests, gang)
+        ]
+
+    def _distinct(self, candidates: Sequence[Slot], most: int) -> list[Slot]:
+        """Returns the candidates without slots that cannot be better than other slots. Of plain
+        slots with equal bookings, only the `most` slots with the least service matter. `candidates`
+        must be sorted by service.
+        """
+        seen: Counter[tuple[tuple[str, int], ...]] = Counter()
+        found = []
+        for slot in candidates:
+            assignment = slot.assignment
+            if assignment is None or not (assignment.cpus or assignment.numa or assignment.devices):
+                kind = tuple(sorted(slot.booked.items()))
+                # The end of a slot possibly ends other slots of its gang, which cost more.
+                if len(self._ending_with(slot)) == 1:
+                    seen[kind] += 1
+                    if seen[kind] > most:
+                        continue
+            found.append(slot)
+        return found
 
     def _service(self, slot: Slot) -> float:
         """Returns the service of a slot: its cost times the time for which it has existed."""
@@ -289,7 +335,7 @@ class Revocation:
             owners.setdefault(share.host_id, first)
         for slot in taken:
             if slot.executor_id in owners:
-                state.moves.revoke(slot, owners[slot.executor_id], grace_ms=GRACE_MS)
+                self._revoke(slot, owners[slot.executor_id])
         state.gang_moves.place_together(waiting, requests, found)
         for host_id in owners:
             state.hosts.touch(state.hosts[host_id])
@@ -348,21 +394,3 @@ class _Trial:
             for index in self._hosts.indexes.all().values():
                 if index.knows(name):
                     index.put(name, columns)
-
-
-def _distinct(candidates: Sequence[Slot], most: int) -> list[Slot]:
-    """Returns the candidates without slots that cannot be better than other slots. Of plain slots
-    with equal bookings, only the `most` slots with the least service matter. `candidates` must be
-    sorted by service.
-    """
-    seen: Counter[tuple[tuple[str, int], ...]] = Counter()
-    found = []
-    for slot in candidates:
-        assignment = slot.assignment
-        if assignment is None or not (assignment.cpus or assignment.numa or assignment.devices):
-            kind = tuple(sorted(slot.booked.items()))
-            seen[kind] += 1
-            if seen[kind] > most:
-                continue
-        found.append(slot)
-    return found

@@ -127,12 +127,6 @@ def slot_request(message: slots_pb2.SlotRequest, field: str) -> RequestSpec:
         check_dialable(target_address, f"{field}.target_address")
     if gang_id := message.gang_id:
         check_id(f"{field}.gang_id", gang_id)
-        if message.revocable:
-            raise InvalidArgument(
-                f"{field}.revocable",
-                True,
-                "false for a member of a gang; request it without a gang",
-            )
     return RequestSpec(
         allocation_id=allocation_id,
         profile=profile,

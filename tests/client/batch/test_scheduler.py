@@ -34,6 +34,7 @@ OK = AttemptOutcome(Ending.OK, unknown_result(0, ""))
 BAD = AttemptOutcome(Ending.FAILED, unknown_result(0, "exit 1"), "exit 1")
 REFUSED = AttemptOutcome(Ending.REFUSED, unknown_result(0, "not found"), "not found")
 LOST = AttemptOutcome(Ending.LOST, message="lost")
+REVOKED = AttemptOutcome(Ending.LOST, message="revoked", reason="REVOKED")
 CANCELLED = AttemptOutcome(Ending.CANCELLED, message="cancelled")
 
 
@@ -180,6 +181,20 @@ def test_a_lost_slot_is_no_failure_and_its_thread_comes_first() -> None:
     assert scenario.scheduler.threads[0] == TODO
     assert scenario.grant(2).start == [Start(slot(2), 2, 1)]
     assert scenario.grant(0, generation=2).start == [Start(slot(0, 2), 0, 2)]
+
+
+def test_a_thread_that_is_revoked_again_and_again_uses_no_retry_and_never_fails() -> None:
+    scenario = Scenario(1, retries=0)
+    scenario.decide()
+    for attempt in range(1, LOSSES_MAX + 5):
+        start = Start(slot(0, attempt), 0, attempt)
+        assert scenario.grant(0, generation=attempt).start == [start]
+        scenario.scheduler.requeued("r.0", 0)
+        actions = scenario.end(0, attempt, REVOKED)
+        assert actions.changes.ended == [(0, attempt, "revoked", "revoked")]
+    assert scenario.scheduler.losses == 0
+    scenario.grant(0, generation=100)
+    assert scenario.end(0, LOSSES_MAX + 5, OK).changes.results[0].ok
 
 
 def test_a_slot_that_comes_back_with_its_task_goes_on_with_it() -> None:

@@ -30,6 +30,7 @@ restarts_max = 7
 restart_delay = "500ms"
 time_limit = "2h"
 expected_run_time = "90s"
+revocable = true
 
 [[operator]]
 name = "a"
@@ -40,6 +41,7 @@ co_location_group = "both"
 chaining = false
 ports = 2
 output = "durable"
+revocable = false
 
 [operator.resources]
 cpu = 0.5
@@ -95,6 +97,7 @@ def test_every_key_of_a_job_file() -> None:
         restart_delay_s=0.5,
         time_limit_s=7_200.0,
         expected_run_time_s=90.0,
+        revocable=True,
     )
     assert spec.operators[0] == OperatorSpec(
         name="a",
@@ -114,6 +117,7 @@ def test_every_key_of_a_job_file() -> None:
         chaining=False,
         ports=2,
         output=Output.DURABLE,
+        revocable=False,
     )
     assert spec.operators[1] == OperatorSpec(
         name="b",

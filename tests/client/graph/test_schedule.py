@@ -26,6 +26,7 @@ from finegrain_client.graph.schedule import (
     Schedule,
     SlotLost,
     SlotPlace,
+    SlotRevoked,
     SlotsGranted,
     StartDelay,
     TaskEnded,
@@ -370,6 +371,32 @@ def test_a_region_that_always_loses_its_slots_fails_in_the_end() -> None:
     assert ended == JobEnded(
         ok=False, message=f"region 1 was restarted {LOSSES_MAX} times: slot {slot} was lost"
     )
+
+
+def test_a_region_whose_slots_are_revoked_runs_again_any_number_of_times() -> None:
+    schedule = started(chain_of_regions(1))
+    slot = 1
+    for _ in range(LOSSES_MAX + 5):
+        effects = schedule.step(SlotRevoked(slot))
+        slot += 1
+        schedule.step(granted(effects))
+
+    assert states(schedule) == "RUNNING"
+    region = schedule.regions[1]
+    assert (region.losses, region.failures) == (0, 0)
+    assert region.message == f"slot {slot - 1} was revoked"
+
+
+def test_a_revocable_slot_does_not_pass_to_a_group_that_is_not_revocable() -> None:
+    graph = fg.JobGraph("job", "batch")
+    graph.operator("a", revocable=True)
+    graph.operator("b")
+    graph.connect("a", "b", exchange="blocking")
+    schedule = started(graph.compile())
+
+    release, request = end(schedule, "a")
+    assert release == ReleaseSlot(1, finished=True)
+    assert isinstance(request, RequestSlots)
 
 
 def test_news_of_an_attempt_that_is_over_changes_nothing() -> None:

@@ -205,6 +205,12 @@ WRONG: list[tuple[str, list[slots_pb2.SlotRequest], list[slots_pb2.Gang], str]] 
         [gang()],
         "requests[1].restart_on_loss",
     ),
+    (
+        "with one revocable member",
+        [*members(1), slot_request("b", gang_id="gang-1", revocable=True)],
+        [gang()],
+        "requests[1].revocable",
+    ),
     ("one member twice", members(1) * 2, [gang()], "requests[1].allocation_id"),
 ]
 

@@ -82,6 +82,15 @@ class SlotLost:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotRevoked:
+    """The resource manager took a revocable slot back for another request. This does not count
+    towards the limits of losses and failures.
+    """
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class DelayOver:
     """The delay before a restart is over."""
 
@@ -102,6 +111,7 @@ Event: TypeAlias = (
     | TaskFailed
     | HostLost
     | SlotLost
+    | SlotRevoked
     | DelayOver
     | CancelOrdered
 )

@@ -45,7 +45,7 @@ class Schedule:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.regions = {each.number: RegionRun(plan, each) for each in plan.regions}
-        self.slots = Slots({each.name: each.profile for each in plan.groups})
+        self.slots = Slots({each.name: (each.profile, each.revocable) for each in plan.groups})
         self.ended = False
         self._region_of = {each.name: each.region for each in plan.chains}
         self._after: dict[int, list[int]] = {each.number: [] for each in plan.regions}
@@ -105,6 +105,9 @@ class Schedule:
                 self._slots_lost(self.slots.on_host(host), f"host {host} was lost")
             case events.SlotLost(slot):
                 self._slots_lost(self.slots.with_number(slot), f"slot {slot} was lost")
+            case events.SlotRevoked(slot):
+                places = self.slots.with_number(slot)
+                self._slots_lost(places, f"slot {slot} was revoked", counts=False)
             case events.DelayOver(number, attempt):
                 self._delay_over(self.regions[number], attempt)
             case events.CancelOrdered():
@@ -135,7 +138,12 @@ class Schedule:
         for at in range(len(event.hosts)):
             self._effects.append(effects.ReleaseSlot(event.first_slot + at))
 
-    def _slots_lost(self, places: Iterable[SlotPlace], message: str) -> None:
+    def _slots_lost(
+        self, places: Iterable[SlotPlace], message: str, *, counts: bool = True
+    ) -> None:
+        """Removes lost slots, and stops the regions that used them. If `counts` is true, the loss
+        counts towards the largest number of losses of these regions.
+        """
         lost = set(places)
         for place in lost:
             self.slots.take(place)
@@ -148,7 +156,9 @@ class Schedule:
             for task in [task for task, place in region.running.items() if place in lost]:
                 del region.running[task]
             if region.state is RegionState.RUNNING:
-                self._count_loss(region, message)
+                if counts:
+                    self._count_loss(region, message)
+                region.message = message
                 self._stop(region, delayed=False)
             elif region.state is RegionState.CANCELLING and not region.running:
                 self._stopped(region)

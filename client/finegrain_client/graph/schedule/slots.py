@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from finegrain_client.graph.profiles import SlotProfile
 
+SlotKind = tuple[SlotProfile, bool]
+"""Profile of a slot, and whether the slot is revocable."""
+
 
 class SlotPlace(NamedTuple):
     """A place for a slot in the plan: one of the slots of a slot sharing group."""
@@ -42,16 +45,16 @@ class Slots:
     """The slots of a job by place. A place has at most one slot.
 
     Args:
-        profiles: slot profile of each group.
+        kinds: slot profile of each group, and whether its slots are revocable.
     """
 
-    def __init__(self, profiles: Mapping[str, SlotProfile]) -> None:
-        self._profiles = profiles
+    def __init__(self, kinds: Mapping[str, SlotKind]) -> None:
+        self._kinds = kinds
         self.at: dict[SlotPlace, GrantedSlot] = {}
 
     def copy(self) -> Slots:
         """Returns an independent copy."""
-        copied = Slots(self._profiles)
+        copied = Slots(self._kinds)
         copied.at = dict(self.at)
         return copied
 
@@ -82,7 +85,7 @@ class Slots:
         """Returns pairs: the place of an idle slot, and the missing place that this slot will
         serve. Returns None if some missing place would get no slot.
 
-        A slot can serve any place with the same profile. If the slot of a missing place is idle,
+        A slot can serve any place of the same kind. If the slot of a missing place is idle,
         the place keeps this slot.
         """
         missing, idle = set(missing), set(idle)
@@ -90,14 +93,14 @@ class Slots:
         if len(missing) > len(idle):
             return None
         pairs = [(place, place) for place in sorted(missing & idle)]
-        free: dict[SlotProfile, Iterator[SlotPlace]] = {}
-        by_profile: dict[SlotProfile, list[SlotPlace]] = {}
+        free: dict[SlotKind, Iterator[SlotPlace]] = {}
+        by_kind: dict[SlotKind, list[SlotPlace]] = {}
         for place in sorted(idle - missing):
-            by_profile.setdefault(self._profiles[place.group], []).append(place)
-        for profile, places in by_profile.items():
-            free[profile] = iter(places)
+            by_kind.setdefault(self._kinds[place.group], []).append(place)
+        for kind, places in by_kind.items():
+            free[kind] = iter(places)
         for place in sorted(missing - idle):
-            found = next(free.get(self._profiles[place.group], iter(())), None)
+            found = next(free.get(self._kinds[place.group], iter(())), None)
             if found is None:
                 return None
             pairs.append((found, place))

@@ -34,9 +34,23 @@ def cluster_with(slots: list[tuple[int, bool, int]], *, revocation: bool = False
     return cluster
 
 
-def service(cluster: EngineCluster, slots: tuple[Slot, ...]) -> float:
-    now_ms = cluster.state.journal.at.time_ms
-    return sum(each.cost * (now_ms - (each.allocated_time_ms or now_ms)) for each in slots)
+def cost(cluster: EngineCluster, slots: tuple[Slot, ...]) -> tuple[int, float]:
+    """Returns number and service of the slots that end if these slots are revoked. A gang with
+    `restart_on_loss` ends as a whole.
+    """
+    state = cluster.state
+    gangs = {
+        spec.gang_id
+        for each in slots
+        if (spec := state.requests[each.allocation_id].spec).restart_on_loss
+    }
+    ending = [
+        each
+        for each in state.slots.values()
+        if each in slots or state.requests[each.allocation_id].spec.gang_id in gangs - {""}
+    ]
+    now_ms = state.journal.at.time_ms
+    return len(ending), sum(e.cost * (now_ms - (e.allocated_time_ms or now_ms)) for e in ending)
 
 
 def least(cluster: EngineCluster, cpu_milli: int) -> tuple[int, float] | None:
@@ -49,7 +63,7 @@ def least(cluster: EngineCluster, cpu_milli: int) -> tuple[int, float] | None:
     )
     return min(
         (
-            (len(some), service(cluster, some))
+            cost(cluster, some)
             for host, some in sets
             if host.free().get("cpu_milli", 0) + sum(each.booked["cpu_milli"] for each in some)
             >= cpu_milli
@@ -59,9 +73,17 @@ def least(cluster: EngineCluster, cpu_milli: int) -> tuple[int, float] | None:
 
 
 @settings(max_examples=examples(40), deadline=None)
-@given(SLOTS, st.sampled_from((2_000, 4_000, 6_000, 8_000)))
-def test_the_least_costly_set_is_revoked(slots: list[tuple[int, bool, int]], need: int) -> None:
-    cluster = cluster_with([*slots, (8_000, True, 0)], revocation=True)
+@given(SLOTS, st.lists(SIZES, max_size=4), st.booleans(), st.sampled_from((2_000, 4_000, 8_000)))
+def test_the_least_costly_set_is_revoked(
+    slots: list[tuple[int, bool, int]], gang: list[int], restart: bool, need: int
+) -> None:
+    cluster = cluster_with(slots, revocation=True)
+    if gang:
+        cluster.submit_gang("gang", gang, revocable=True, restart_on_loss=restart)
+        cluster.settle()
+        cluster.wait(1_000)
+    cluster.submit(spec("filler", 8_000, revocable=True))
+    cluster.settle()
     state = cluster.state
     granted = {key: slot for key, slot in state.slots.items() if slot.state is SlotState.ALLOCATED}
     expected = least(cluster, need)
@@ -72,16 +94,24 @@ def test_the_least_costly_set_is_revoked(slots: list[tuple[int, bool, int]], nee
     assert all(slot.revocable and slot.revoked_for == "new" for slot in revoked)
     assert len({slot.executor_id for slot in revoked}) <= 1
     if expected is not None:
-        assert len(revoked) == expected[0]
+        ended = [slot for slot in granted.values() if slot.state is SlotState.FREEING]
+        assert len(ended) == expected[0]
     # Slots that are being revoked book nothing, and the host is not overbooked.
     for host in state.hosts.values():
         assert sum(s.booked.get("cpu_milli", 0) for s in host.slots.values()) <= CPUS
         assert host.booked.get("cpu_milli", 0) <= CPUS
     cluster.settle()
     assert (state.requests["new"].state is RequestState.GRANTED) == placed
-    for slot in revoked:
+    of_gang = set()
+    for slot in granted.values():
         request = state.requests[slot.allocation_id]
-        assert request.state in (RequestState.PENDING, RequestState.GRANTED)
+        if request.spec.gang_id and restart:
+            of_gang.add(request.state)
+        elif slot.revoked_for and request.spec.gang_id:
+            assert (request.state, request.reason) == (RequestState.LOST, "REVOKED")
+        else:
+            assert request.state in (RequestState.PENDING, RequestState.GRANTED)
+    assert len(of_gang) <= 1  # the gang waits or is granted as a whole
 
 
 def test_of_equal_slots_the_one_with_the_least_service_is_revoked() -> None:
