@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import grpc.aio
 
 from finegrain.credentials import Credentials
-from finegrain.errors import FailedPrecondition, FinegrainError, InvalidArgument, Reason
+from finegrain.errors import FinegrainError, InvalidArgument
 from finegrain.identity import Identity, Role
 from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.channels import open_channel
 from finegrain.rpc.leaders import Leaders
 from finegrain.rpc.own_certificate import OwnCertificate
-from finegrain_client.errors import JobEnded
 from finegrain_client.renewal import Renewal
 from finegrain_client.retry import RetryPolicy, call_with_retries
 
@@ -216,19 +215,12 @@ class Connection:
             self.manager_answered(used)
             return answer
 
-        try:
-            return await call_with_retries(
-                once,
-                where=lambda: used,
-                policy=policy or self.policy,
-                redirect=lambda error: self.leave_manager(used, error),
-            )
-        except FailedPrecondition as error:
-            # If a job ends during a call, this error can arrive before the watch stream reports the
-            # end. Callers must not notice which of them comes first, so the class is the same.
-            if error.reason is not Reason.JOB_ENDED:
-                raise
-            raise JobEnded(error.message, details=error.details) from error.__cause__
+        return await call_with_retries(
+            once,
+            where=lambda: used,
+            policy=policy or self.policy,
+            redirect=lambda error: self.leave_manager(used, error),
+        )
 
     def acquire_executor(self, address: str, executor_id: str) -> ExecutorLink:
         """Returns a link to an executor. The caller must call `release_executor` later.

@@ -7,6 +7,7 @@ Each member gets environment variables with its index, and with the size and the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -14,7 +15,6 @@ import finegrain_client as fg
 from finegrain.errors import FinegrainError
 from finegrain.ids import new_id
 from finegrain_cli.last import remember
-from finegrain_cli.run.endings import why_killed
 from finegrain_cli.run.options import (
     GangOptions,
     RunOptions,
@@ -25,7 +25,7 @@ from finegrain_cli.run.options import (
 )
 from finegrain_cli.run.signals import Signals
 from finegrain_cli.run.streams import LabelledLines, OutputTarget, standard_input
-from finegrain_cli.run.waiting import granted
+from finegrain_cli.run.waiting import granted, result_of
 from finegrain_cli.text.output import say
 
 INDEX, SIZE, ID = "FINEGRAIN_GANG_INDEX", "FINEGRAIN_GANG_SIZE", "FINEGRAIN_GANG_ID"
@@ -72,7 +72,8 @@ async def run_gang(
     tell_unenforced(first, options.slot)
     members = _Members([first, *others], target, gang_id, options, environment, signals)
     code = await members.run()
-    await job.release(members.slots, thread_end=fg.ThreadEnd.FINISHED)
+    with contextlib.suppress(fg.JobEnded):  # the commands have ended before their job
+        await job.release(members.slots, thread_end=fg.ThreadEnd.FINISHED)
     return code
 
 
@@ -152,15 +153,10 @@ class _Members:
         if self._has_failed and not self._signals.ask_for_the_end:
             self._end(task)  # another member failed while this one started
         try:
-            result = await task.wait()
+            result = await result_of(self.slots[index], task, self._signals)
         finally:
             await lines.end()
         report(result, options, index)
-        # If another member failed, this member was cancelled for this reason.
-        if not self._has_failed:
-            error = await why_killed(self.slots[index], result, options, self._signals)
-            if error is not None:
-                raise error
         return exit_code_of_task(result)
 
     @property

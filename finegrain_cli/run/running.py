@@ -14,7 +14,6 @@ from finegrain.errors import Reason
 from finegrain_cli.connection import PATIENCE_S, open_cluster_async
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.last import remember
-from finegrain_cli.run.endings import why_killed
 from finegrain_cli.run.gangs import run_gang
 from finegrain_cli.run.options import (
     RunOptions,
@@ -26,7 +25,7 @@ from finegrain_cli.run.options import (
 )
 from finegrain_cli.run.signals import EndedEarlyError, Signals
 from finegrain_cli.run.streams import OutputTarget, standard_input
-from finegrain_cli.run.waiting import granted
+from finegrain_cli.run.waiting import granted, result_of
 from finegrain_cli.text.output import say
 
 OUTAGE_S = 60.0  # longest outage of the resource manager, in seconds, during which a run continues
@@ -118,31 +117,15 @@ async def _run_in(
             output_limit_bytes=options.output_limit_bytes,
             hold_output=True,
         )
+        signals.forward_to(task)
+        result = await result_of(slot, task, signals)
     except fg.TaskNotStarted as error:
         say(f"finegrain: {error.message} [{error.reason}]")
         return start_failure(error.reason)
-    signals.forward_to(task)
-    try:
-        result = await task.wait()
     except fg.SlotLost as error:
-        if not _must_restart(error, options):
-            raise
-        return None
-    ended = await why_killed(slot, result, options, signals)
-    if _must_restart(ended, options):
-        return None
-    if ended is not None:
-        say(f"finegrain: {ended.message} [{ended.reason}]")
+        if options.slot.restart_on_device_loss and error.reason is Reason.DEVICE_LOST:
+            return None
+        raise
     await slot.release(thread_end=fg.ThreadEnd.FINISHED)
     report(result, options)
-    if ended is not None and ended.reason is Reason.REVOKED:
-        return ExitCode.REVOKED
     return exit_code_of_task(result)
-
-
-def _must_restart(error: BaseException | None, options: RunOptions) -> bool:
-    return (
-        options.slot.restart_on_device_loss
-        and isinstance(error, fg.SlotLost)
-        and error.reason is Reason.DEVICE_LOST
-    )

@@ -154,6 +154,17 @@ def test_run_says_that_an_operator_released_its_slot(small: Small) -> None:
     assert "ended by an administrator [TERMINATED]" in done.stderr
 
 
+def test_run_says_that_an_operator_ended_its_job(small: Small) -> None:
+    process = small.cli.start("run", "--cpu", "0.1", "--", "sh", "-c", "echo up; sleep 1000")
+    read_until(process, b"up\n")
+    (job,) = small.cli.items("jobs")
+    assert small.cli("terminate", job["job_id"], "--yes").code == 0
+    done = finish(process)
+
+    assert done.code == 128 + signal.SIGTERM
+    assert "its job ended: TERMINATED [JOB_OVER]" in done.stderr
+
+
 def test_a_slot_is_not_released_without_a_word(small: Small, nightly: Nightly) -> None:
     outcome = small.cli("release", nightly.slot_id)
     assert outcome.code == 2

@@ -186,7 +186,7 @@ class BatchSlots:
 
     async def _cancel(self, message: rm.CancelRequestsRequest) -> None:
         context = self._job._context
-        await context.connection.call_manager(
+        await context.call_manager(
             lambda manager, timeout_s: manager.CancelRequests(message, timeout=timeout_s)
         )
 

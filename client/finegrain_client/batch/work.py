@@ -57,9 +57,6 @@ runs again in another slot.
 """
 
 
-END_S = 2.0
-"""Longest time in seconds from the end of a task to the event about the end of its slot."""
-
 SHORT_S = 0.1
 """Time in seconds for which the call that submits a task waits for the end of the task. A task that
 ends within this time needs only one call.
@@ -114,11 +111,11 @@ class Attempt:
             # `cancel` may have been called before the task was submitted.
             if self.cancelled:
                 await self.task.cancel()
-            return await self._ended(self.task, await self.task.wait(), began)
+            return self._ended(self.task, await self.task.wait(), began)
         except TaskNotStarted as error:
             return self._refused(error)
         except GONE as error:
-            if error.reason is Reason.TIME_LIMIT:
+            if error.reason is Reason.TIME_LIMIT and self.task is not None:
                 result = unknown_result(self.thread, error.message, reason=error.reason)
                 return AttemptOutcome(Ending.FAILED, result, error.message, error.reason)
             return AttemptOutcome(Ending.LOST, message=error.message, reason=error.reason)
@@ -135,14 +132,13 @@ class Attempt:
             except FinegrainError:
                 return  # the task or its slot has ended
 
-    async def _ended(self, task: Task, result: TaskResult, began: float) -> AttemptOutcome:
+    def _ended(self, task: Task, result: TaskResult, began: float) -> AttemptOutcome:
         # If the slot was released or the job ended, the exit code is not a result of the command.
         # But a thread that reaches the time limit of its slot has failed.
         if result.cancelled and result.end_reason != Reason.TIME_LIMIT:
-            message, reason = "its task was ended together with its slot", ""
-            if not self.cancelled and (error := await self.slot.await_end(END_S)) is not None:
-                message, reason = error.message, error.reason
-            return AttemptOutcome(Ending.CANCELLED, message=message, reason=reason)
+            return AttemptOutcome(
+                Ending.CANCELLED, message="its task was ended together with its slot"
+            )
         end = result.end_time or datetime.now(UTC)
         start = task.status.start_time or datetime.fromtimestamp(began, UTC)
         return AttemptOutcome(

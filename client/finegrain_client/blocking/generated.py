@@ -128,12 +128,13 @@ class Task(Handle["AsyncTask"]):
     def wait(self, timeout_s: float | None = None) -> TaskResult:
         """Waits until the task has ended, and returns its result.
 
-        If the wait is cancelled or times out, the task continues to run.
+        If the wait is cancelled or times out, the task continues to run. If the slot was released,
+        the result says that the task was cancelled.
 
         Raises:
             TimeoutError: the task still runs after `timeout_s`.
             TaskNotStarted: the task never ran.
-            SlotLost: the slot has ended, and the result of the task is unknown.
+            SlotLost: the slot was lost before the task ended, or ended the task.
             JobEnded: the job has ended.
         """
         return self.loop.run(self.inner.wait(timeout_s))
@@ -322,7 +323,8 @@ class Slot(ContextHandle["AsyncSlot"]):
         return self.loop.run(self.inner.tasks())
 
     def release(self, grace_s: float | None = None, *, thread_end: ThreadEnd | None = None) -> None:
-        """Releases the slot. It is not an error to release a slot twice, or after it was lost.
+        """Releases the slot. It is not an error to release a slot twice, after it was lost, or
+        after its job has ended.
 
         Args:
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None
@@ -462,6 +464,7 @@ class Slot(ContextHandle["AsyncSlot"]):
         the old size.
 
         Raises:
+            SlotLost: the slot has ended.
             FinegrainError: the call to the resource manager failed.
         """
         return self.loop.run(self.inner.withdraw_resize())

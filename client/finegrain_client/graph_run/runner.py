@@ -62,8 +62,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HOSTS_WATCH_S = 15.0
-END_S = 5.0
-"""Longest time in seconds from the end of a task to the event about the end of its slot."""
 """Seconds between two checks of the hosts that have output of the job. Each check lists all
 executors. The checks must be rare, because a large cluster can have hundreds of jobs.
 """
@@ -95,6 +93,7 @@ class Runner:
         self._inbox: asyncio.Queue[Event | FinegrainError] = asyncio.Queue()
         self._background: set[asyncio.Task[None]] = set()
         self._tasks: dict[TaskId, Task] = {}
+        self._working: dict[int, set[asyncio.Task[None]]] = {}  # by number of the slot
         self._cancel_ordered = False
         self._to_cancel: set[TaskId] = set()
         self._addresses: dict[str, str] = {}
@@ -133,7 +132,7 @@ class Runner:
             number = await self._on_disk(partial(self._file.meta, "job_number"))
             prefix = slot_prefix(self._file.run_id, number)
             times = self._file.spec.plan.slot_times
-            self._slots = JobSlots(job, prefix, times, self._inbox.put_nowait)
+            self._slots = JobSlots(job, prefix, times, self._lost)
             self._job = job
             self._start(self._listen(job))
             self._start(self._watch_hosts())
@@ -193,6 +192,7 @@ class Runner:
         await self._stop_background()
         self._inbox = asyncio.Queue()
         self._tasks.clear()
+        self._working.clear()
         lost: list[Event] = [SlotLost(each) for each in sorted(self._state.granted_slots())]
         # The run is over if an administrator has ended the job, or if another job, for which this
         # job waited, has ended with the wrong outcome.
@@ -274,7 +274,9 @@ class Runner:
                 # plan uses the slot.
                 pass
             case DeployTask(task, slot):
-                self._start(self._run_task(task, slot))
+                working = self._working.setdefault(slot, set())
+                working.add(work := self._start(self._run_task(task, slot)))
+                work.add_done_callback(working.discard)
             case CancelTask(task):
                 self._to_cancel.add(task)
                 if (running := self._tasks.get(task)) is not None:
@@ -288,10 +290,11 @@ class Runner:
 
     # -- background work ---------------------------------------------------------------------
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(self._reported(work))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     async def _reported(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -320,6 +323,20 @@ class Runner:
         """Waits until the job has ended, and then raises the error `JobGone`."""
         async for _ in job.events():
             pass
+
+    def _lost(self, event: Event) -> None:
+        self._start(self._report_lost(event))
+
+    async def _report_lost(self, event: Event) -> None:
+        """Reports the loss of a slot or host, after the ends of the tasks in the slot.
+
+        The watch stream of the job and the streams of the tasks are independent. With a fixed
+        order, a task that reaches the time limit of its slot always counts as failed, and a task
+        that ends by itself just before the slot always counts as done.
+        """
+        if isinstance(event, SlotLost) and (working := self._working.get(event.slot)):
+            await asyncio.wait(working)
+        self._inbox.put_nowait(event)
 
     async def _report_after(self, delay_s: float, event: Event) -> None:
         await asyncio.sleep(delay_s)
@@ -368,9 +385,6 @@ class Runner:
             if task in self._to_cancel:
                 await self._cancel_task(running)
             result = await running.wait()
-            # If the slot ends, its tasks are cancelled. This is no failure of the task.
-            if result.cancelled and task not in self._to_cancel and await slot.await_end(END_S):
-                return  # `JobSlots` reports the loss of the slot
         except (SlotGone, JobGone):
             raise
         except FinegrainError as error:
@@ -378,6 +392,8 @@ class Runner:
             return
         finally:
             self._tasks.pop(task, None)
+        if result.cancelled and slot.error is not None and not result.end_reason:
+            return  # the task has not failed: `JobSlots` reports the end of its slot
         self._inbox.put_nowait(end_of_task(task, result, tail))
 
     def _ports_of_slot(self, number: int) -> Sequence[int]:

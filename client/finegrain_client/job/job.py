@@ -366,7 +366,13 @@ class Job:
             found = JobOutcome(outcome.upper())
         except ValueError:
             raise InvalidArgument("outcome", outcome, "SUCCEEDED or FAILED") from None
-        await self._end(self._context.connection, grace_s, outcome=found)
+        # The watch stream can report the end before the answer to this call arrives.
+        self._watch.end_expected = True
+        try:
+            await self._end(self._context.connection, grace_s, outcome=found)
+        except BaseException:
+            self._watch.end_expected = False
+            raise
         self._watch.close(JobEnded(f"job {self.job_id} was ended by its job master"), expected=True)
 
     async def _end(

@@ -129,7 +129,7 @@ class RequestRange:
         message = rm.CancelRequestsRequest(
             job_id=self._context.job_id, ranges=[self._some(first_index, count)]
         )
-        answer = await self._context.connection.call_manager(
+        answer = await self._context.call_manager(
             lambda manager, timeout_s: manager.CancelRequests(message, timeout=timeout_s)
         )
         return read(ItemOutcome, answer.range_results[0])
@@ -155,7 +155,7 @@ class RequestRange:
             ranges=[self._some(first_index, count)],
             grace=grace(grace_s),
         )
-        answer = await self._context.connection.call_manager(
+        answer = await self._context.call_manager(
             lambda manager, timeout_s: manager.ReleaseSlots(message, timeout=timeout_s)
         )
         return read(ItemOutcome, answer.range_results[0])

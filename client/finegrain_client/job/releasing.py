@@ -42,7 +42,7 @@ async def release(
             ],
             grace=grace(grace_s),
         )
-        answer = await context.connection.call_manager(
+        answer = await context.call_manager(
             lambda manager, timeout_s, message=message: manager.ReleaseSlots(  # type: ignore[misc]
                 message, timeout=timeout_s
             )

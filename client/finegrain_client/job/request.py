@@ -131,7 +131,7 @@ class Request:
         message = rm.CancelRequestsRequest(
             job_id=self._context.job_id, allocation_ids=[self.allocation_id]
         )
-        await self._context.connection.call_manager(
+        await self._context.call_manager(
             lambda manager, timeout_s: manager.CancelRequests(message, timeout=timeout_s)
         )
 
@@ -161,7 +161,7 @@ class Request:
         message = rm.ExplainRequest(
             allocation_id=self.allocation_id, executor_id=executor_id, max_executors=max_executors
         )
-        answer = await self._context.connection.call_manager(
+        answer = await self._context.call_manager(
             lambda manager, timeout_s: manager.Explain(message, timeout=timeout_s),
             policy=policy,
         )

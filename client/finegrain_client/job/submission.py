@@ -144,7 +144,7 @@ class Submission:
             job_id=self._context.job_id, ranges=[range_message(template, first, spec.count)]
         )
         try:
-            answer = await self._context.connection.call_manager(
+            answer = await self._context.call_manager(
                 lambda manager, timeout_s: manager.RequestResource(message, timeout=timeout_s)
             )
         except BaseException as error:
@@ -209,7 +209,7 @@ class Submission:
 
     async def _cancel_members(self, members: slots_pb2.RangeMembers) -> None:
         message = rm.CancelRequestsRequest(job_id=self._context.job_id, ranges=[members])
-        await self._context.connection.call_manager(
+        await self._context.call_manager(
             lambda manager, timeout_s: manager.CancelRequests(message, timeout=timeout_s)
         )
 
@@ -224,7 +224,7 @@ class Submission:
         outcomes: list[ItemOutcome] = []
         for some in id_batches(ids):
             message = rm.CancelRequestsRequest(job_id=self._context.job_id, allocation_ids=some)
-            answer = await self._context.connection.call_manager(
+            answer = await self._context.call_manager(
                 lambda manager, timeout_s, message=message: manager.CancelRequests(  # type: ignore[misc]
                     message, timeout=timeout_s
                 )
@@ -239,7 +239,7 @@ class Submission:
         message = rm.RequestResourceRequest(
             job_id=self._context.job_id, requests=batch.requests, gangs=batch.gangs
         )
-        answer = await self._context.connection.call_manager(
+        answer = await self._context.call_manager(
             lambda manager, timeout_s: manager.RequestResource(message, timeout=timeout_s)
         )
         for sent, result in zip(batch.requests, answer.results, strict=True):

@@ -11,22 +11,14 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from finegrain.errors import (
-    FailedPrecondition,
-    FinegrainError,
-    NotFound,
-    OutOfRange,
-    Reason,
-    ResourceExhausted,
-    Unavailable,
-)
+from finegrain.errors import FinegrainError, OutOfRange, Reason, ResourceExhausted, Unavailable
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.values.states import RequestState
 from finegrain_client.call_limits import id_batches
 from finegrain_client.decoding import read
 from finegrain_client.errors import JobEnded
-from finegrain_client.job.context import JobContext
+from finegrain_client.job.context import END_REPORT_S, JobContext, as_job_ended
 from finegrain_client.job.events import JobEvents
 from finegrain_client.job.range_events import WatchedRanges
 from finegrain_client.job.request import Request
@@ -51,6 +43,7 @@ class JobWatch:
         ranges: ranges with members that have not ended.
         sequence: sequence number of the last applied event.
         error: the reason why the stream has ended; None while the stream runs.
+        end_expected: True while this client ends the job. Listeners then end without an error.
     """
 
     def __init__(self, context: JobContext, *, from_snapshot: bool = False) -> None:
@@ -67,6 +60,7 @@ class JobWatch:
         self.ranges = WatchedRanges(context)
         self.sequence = 0
         self.error: FinegrainError | None = None
+        self.end_expected = False
 
     def listen(self) -> JobEvents:
         """Returns an iterator over the events from now on."""
@@ -95,7 +89,7 @@ class JobWatch:
         self.requests.clear()
         self.ranges.close(error)
         for listener in list(self._listeners):
-            listener.end(None if expected else error)
+            listener.end(None if expected or self.end_expected else error)
         # Wake the callers of `first_snapshot`, which then raise the error.
         self._first_snapshot.set()
 
@@ -140,7 +134,7 @@ class JobWatch:
                 log.warning("watching job %s: %s", self._context.job_id, error.message)
                 await asyncio.sleep(max(backoff.next_s(), error.retry_after_s or 0.0))
             except FinegrainError as error:
-                self.close(_as_job_ended(self._context.job_id, error))
+                self.close(as_job_ended(self._context.job_id, error))
             # such an error is a bug, but callers that wait must still get an error
             except Exception as error:
                 log.exception("watching job %s failed", self._context.job_id)
@@ -154,17 +148,18 @@ class JobWatch:
                 job_id=self._context.job_id, acknowledged_sequence=self.sequence
             )
             try:
-                await self._context.connection.call_manager(
+                await self._context.call_manager(
                     lambda manager, timeout_s, message=message: manager.KeepAlive(  # type: ignore[misc]
                         message, timeout=timeout_s
                     )
                 )
+            except JobEnded as error:
+                # The watch stream reports the last events of the job before it reports the end. If
+                # it is broken, the watch must still end.
+                await asyncio.sleep(END_REPORT_S)
+                self.close(error)
             except FinegrainError as error:
-                meaning = _as_job_ended(self._context.job_id, error)
-                if isinstance(meaning, JobEnded):
-                    self.close(meaning)
-                else:
-                    log.warning("job %s could not be kept alive: %s", self._context.job_id, error)
+                log.warning("job %s could not be kept alive: %s", self._context.job_id, error)
 
     def _open(self) -> StreamCall[rm.WatchJobResponse]:
         self._watched = self._context.connection.manager_address
@@ -352,13 +347,3 @@ class JobWatch:
                 if not message.page_token:
                     break
         return found
-
-
-def _as_job_ended(job_id: str, error: FinegrainError) -> FinegrainError:
-    over = isinstance(error, FailedPrecondition) and error.reason is Reason.JOB_ENDED
-    unknown = isinstance(error, NotFound) and error.reason is Reason.JOB_UNKNOWN
-    if over or unknown:
-        return JobEnded(
-            f"job {job_id} has ended: {error.message}", reason=error.reason, details=error.details
-        )
-    return error

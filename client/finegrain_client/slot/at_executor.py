@@ -1,23 +1,31 @@
 """Implements the part of a slot that calls its executor: calls, retries, and errors after the
 slot's end.
+
+The executor and the resource manager's watch stream both report the end of a slot, in any order.
+Only the watch stream knows the reason, so the client waits for it before it raises an error.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from finegrain.errors import FinegrainError, NotFound, PermissionDenied, Reason
+from finegrain.errors import (
+    FailedPrecondition,
+    FinegrainError,
+    NotFound,
+    PermissionDenied,
+    Reason,
+)
 from finegrain.v1 import cluster_pb2
 from finegrain_client.errors import SlotLost
 from finegrain_client.internal import internal
 from finegrain_client.job.background import unless
-from finegrain_client.job.context import JobContext
+from finegrain_client.job.context import END_REPORT_S, JobContext
 from finegrain_client.retry import call_with_retries
 from finegrain_client.slot.size import SlotSize
 from finegrain_client.slot.tokens import new_token, showing
@@ -115,23 +123,30 @@ class SlotAtExecutor:
         """
         if self.error is None:
             self.error = error
-            self._ended.set()
             self._size.end(error)
         if at_once:
             self.lost.set()
+        self._ended.set()
         self._hang_up()
 
     @internal
-    async def await_end(self, timeout_s: float) -> FinegrainError | None:
-        """Waits until the slot has ended, at most `timeout_s` seconds. Returns the reason of the
-        end, or None if the slot has not ended.
+    async def await_end(self) -> None:
+        """Waits until the watch stream reports the end of the slot, because its executor has
+        already reported the end.
 
-        The end of a task is possibly known before the end of its slot.
+        Only the watch stream knows why the slot ends. The wait makes the outcome independent of the
+        order in which the two reports arrive. It ends after `END_REPORT_S`, for example because the
+        resource manager is down.
+
+        Raises:
+            SlotLost: the slot is lost, not only released.
+            JobEnded: the job has ended.
         """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_REPORT_S):
                 await self._ended.wait()
-        return self.error
+        if self.is_lost:
+            raise self._why()
 
     @property
     @internal
@@ -184,18 +199,19 @@ class SlotAtExecutor:
         """
         try:
             return await unless(self.lost, work, self._why)
-        except NotFound as error:
-            # The executor can forget a slot before the watch stream reports the slot's end.
-            if self.error is not None:
-                raise self.error from error
-            if error.reason is Reason.ALLOCATION_UNKNOWN:
-                raise SlotLost(
+        except (NotFound, FailedPrecondition) as error:
+            if _reports_end(error):
+                # The executor can end a slot before the watch stream reports why.
+                await self.await_end()
+                raise self.error or SlotLost(
                     self.allocation_id,
                     self.generation,
                     self.executor_id,
                     Reason.SLOT_MISSING,
                     "its executor does not have it",
                 ) from error
+            if self.error is not None and isinstance(error, NotFound):
+                raise self.error from error
             raise
 
     @internal
@@ -234,6 +250,7 @@ class SlotAtExecutor:
             error: the error of the call.
 
         Raises:
+            SlotLost: the slot has ended.
             FinegrainError: the given `error`, if a new token does not help. Another error, if the
                 resource manager gives no token.
         """
@@ -243,12 +260,14 @@ class SlotAtExecutor:
         self._token_renewed_at = now
         # After the end of the slot, only the output of its tasks can be read.
         ended = self.has_ended
-        self._token = await new_token(
-            self._context.connection,
-            self._context.job_id,
-            self.executor_id,
-            allocation_id="" if ended else self.allocation_id,
-            generation=0 if ended else self.generation,
+        self._token = await self.guard(
+            new_token(
+                self._context,
+                self._context.job_id,
+                self.executor_id,
+                allocation_id="" if ended else self.allocation_id,
+                generation=0 if ended else self.generation,
+            )
         )
         self._stub = None
 
@@ -281,3 +300,14 @@ class SlotAtExecutor:
 
     def _why(self) -> FinegrainError:
         return self.error or SlotLost(self.allocation_id, self.generation, self.executor_id, "", "")
+
+
+_SLOT_IS_THERE = ("", "CARVING", "ALLOCATED", "PARKED")
+"""States in which a slot does not end. An empty state is unknown."""
+
+
+def _reports_end(error: FinegrainError) -> bool:
+    """True if an error means that the slot ends or has ended."""
+    if error.reason is Reason.SLOT_NOT_READY:
+        return error.details.get("state", "") not in _SLOT_IS_THERE
+    return error.reason in (Reason.ALLOCATION_UNKNOWN, Reason.STALE_GENERATION)

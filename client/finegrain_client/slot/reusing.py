@@ -95,7 +95,7 @@ async def reuse_once(
         grace=grace(grace_s),
         ranges=ranges,
     )
-    answer = await context.connection.call_manager(
+    answer = await context.call_manager(
         lambda manager, timeout_s: manager.ReuseSlots(message, timeout=timeout_s)
     )
     outcomes: list[ItemOutcome] = []

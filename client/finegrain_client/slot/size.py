@@ -183,7 +183,7 @@ class SlotSize:
             when_in_use=when_in_use(wait_for_use=wait_for_use),
             park=park,
         )
-        answer = await self._context.connection.call_manager(
+        answer = await self._context.call_manager(
             lambda manager, timeout_s: manager.ResizeSlot(message, timeout=timeout_s)
         )
         return read(SlotStatus, answer.slot)

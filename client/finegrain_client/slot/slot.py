@@ -17,7 +17,7 @@ from finegrain.values.isolation import Isolation
 from finegrain.values.states import ThreadEnd
 from finegrain_client.decoding import read
 from finegrain_client.durations import grace
-from finegrain_client.errors import SlotLost, StillResizing
+from finegrain_client.errors import JobEnded, SlotLost, StillResizing
 from finegrain_client.internal import internal
 from finegrain_client.slot.at_executor import SlotAtExecutor
 from finegrain_client.slot.resizing import SizeChange, parking_change
@@ -168,7 +168,8 @@ class Slot(SlotAtExecutor):
     async def release(
         self, grace_s: float | None = None, *, thread_end: ThreadEnd | None = None
     ) -> None:
-        """Releases the slot. It is not an error to release a slot twice, or after it was lost.
+        """Releases the slot. It is not an error to release a slot twice, after it was lost, or
+        after its job has ended.
 
         Args:
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None
@@ -194,9 +195,12 @@ class Slot(SlotAtExecutor):
             ],
             grace=grace(grace_s),
         )
-        await self._context.connection.call_manager(
-            lambda manager, timeout_s: manager.ReleaseSlots(message, timeout=timeout_s)
-        )
+        try:
+            await self._context.call_manager(
+                lambda manager, timeout_s: manager.ReleaseSlots(message, timeout=timeout_s)
+            )
+        except JobEnded:
+            return  # the slot has ended with its job, and the watch stream reports this
         # Mark the slot after the call: the slot exists until the call has succeeded.
         self.mark_released()
 
@@ -321,7 +325,7 @@ class Slot(SlotAtExecutor):
             raise self.error
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._size.change(change, wait_for_use=wait_for_use)
+                return await self.guard(self._size.change(change, wait_for_use=wait_for_use))
         except FinegrainError:
             raise
         except TimeoutError:
@@ -335,9 +339,10 @@ class Slot(SlotAtExecutor):
         the old size.
 
         Raises:
+            SlotLost: the slot has ended.
             FinegrainError: the call to the resource manager failed.
         """
-        return await self._size.withdraw()
+        return await self.guard(self._size.withdraw())
 
     # The members below are for the request and the tasks of the slot.
 

@@ -168,6 +168,7 @@ class Task:
             1,
         )  # offsets at which the client acknowledges next; the first answer moves these offsets
         self._must_acknowledge = asyncio.Event()
+        self._cancelled = False  # True if this client has cancelled the task
         self._input = TaskInput(slot, context, status.task_id)
         self._done: asyncio.Future[TaskResult] = asyncio.get_running_loop().create_future()
         # Read the exception, because possibly no caller waits for the task, and asyncio logs each
@@ -204,12 +205,13 @@ class Task:
     async def wait(self, timeout_s: float | None = None) -> TaskResult:
         """Waits until the task has ended, and returns its result.
 
-        If the wait is cancelled or times out, the task continues to run.
+        If the wait is cancelled or times out, the task continues to run. If the slot was released,
+        the result says that the task was cancelled.
 
         Raises:
             TimeoutError: the task still runs after `timeout_s`.
             TaskNotStarted: the task never ran.
-            SlotLost: the slot has ended, and the result of the task is unknown.
+            SlotLost: the slot was lost before the task ended, or ended the task.
             JobEnded: the job has ended.
         """
         async with asyncio.timeout(timeout_s):
@@ -284,12 +286,17 @@ class Task:
             SlotLost: the slot has ended.
             FinegrainError: the executor refused the call, or could not be reached.
         """
+        self._cancelled = True
         await _cancel(self._slot, self.task_id, grace_s)
 
     async def _watch(self) -> None:
         try:
             with self._slot.in_use():
                 await self._slot.guard(follow(self._messages(self._reader), self._take))
+                if self._was_ended_with_slot():
+                    # If the slot is lost, `wait` must raise SlotLost, even if the end of the task
+                    # is known first.
+                    await self._slot.await_end()
             self._finish()
         except asyncio.CancelledError:
             if not self._done.done():
@@ -303,6 +310,15 @@ class Task:
         except Exception as error:  # `wait` must raise every error
             if not self._done.done():
                 self._done.set_exception(error)
+
+    def _was_ended_with_slot(self) -> bool:
+        """True if the end of the slot has probably ended the task, and the client does not know the
+        reason yet.
+        """
+        result = self.status.result
+        if result is None or result.end_reason or self._cancelled:
+            return False
+        return result.cancelled
 
     async def _messages(self, reader: _Reader) -> AsyncGenerator[te.WatchTaskResponse, None]:
         if self._whole and reader is self._reader:

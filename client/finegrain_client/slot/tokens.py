@@ -13,6 +13,7 @@ from finegrain.v1 import resource_manager_pb2 as rm
 if TYPE_CHECKING:
     from finegrain.v1.task_executor_pb2_grpc import TaskExecutorServiceAsyncStub
     from finegrain_client.connection import Connection
+    from finegrain_client.job.context import JobContext
 
 
 class _Showing:
@@ -32,7 +33,7 @@ def showing(stub: TaskExecutorServiceAsyncStub, token: bytes) -> TaskExecutorSer
 
 
 async def new_token(
-    connection: Connection,
+    caller: Connection | JobContext,
     job_id: str,
     executor_id: str,
     *,
@@ -42,7 +43,8 @@ async def new_token(
     """Gets an allocation token from the resource manager.
 
     Args:
-        connection: the connection to the cluster, with the identity of the job's owner.
+        caller: the connection to the cluster, with the identity of the job's owner, or the
+            context of the job.
         job_id: the job.
         executor_id: the executor that must accept the token.
         allocation_id: the slot; an empty value means that the token is for the output of the job's
@@ -58,7 +60,7 @@ async def new_token(
         allocation_id=allocation_id,
         generation=generation,
     )
-    answer = await connection.call_manager(
+    answer = await caller.call_manager(
         lambda manager, timeout_s: manager.GetAllocationToken(message, timeout=timeout_s)
     )
     return answer.token

@@ -381,10 +381,6 @@ class SlotHandle:
     def __init__(self, world: World, slot: WorldSlot, life: Life) -> None:
         self.world, self.inner, self.life = world, slot, life
 
-    async def await_end(self, _timeout_s: float) -> fg.SlotLost | None:
-        await asyncio.sleep(0)
-        return lost(self.inner) if self.inner.lost.is_set() else None
-
     async def run(
         self, argv: list[str], *, task_id: str, output: Callable[[OutputChunk], None], **more: Any
     ) -> TaskHandle:
