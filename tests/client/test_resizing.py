@@ -32,7 +32,7 @@ async def under_way(servant: Scripted, slot: fg.Slot, number: int) -> None:
 
 async def test_what_is_not_named_stays_as_it_is(servant: Scripted, slot: fg.Slot) -> None:
     status = await slot.resize(cpu_milli=1500)
-    assert status is slot.status
+    assert status == slot.status
     assert (slot.profile.cpu_milli, slot.status.cpu_limit_milli) == (1500, 1500)
     assert slot.profile.task_heap_memory_bytes == 256 * fg.MIB
     await slot.resize(memory_bytes=fg.GIB, extended={"license": 2}, cpu_limit_milli=2000)
