@@ -25,19 +25,43 @@ from tests.support.patience import PATIENCE_S
 GIB = 1 << 30
 _PROGRAM = """
 import json, sys
+from importlib import import_module
 from pathlib import Path
 from finegrain.options import ListenOptions, LogOptions
-from task_executor.main import run
+from task_executor import main
 from task_executor.options import TaskExecutorOptions
 told = json.loads(sys.argv[1])
+intervals = told.pop("intervals")
+serve = main._serve_until_signal
+async def serve_with_intervals(prepared):
+    for name, seconds in intervals.items():
+        module, _, constant = name.rpartition(".")
+        assert hasattr(import_module(module), constant), name
+        setattr(import_module(module), constant, seconds)
+    await serve(prepared)
+if intervals:
+    main._serve_until_signal = serve_with_intervals
 for name in told:
     if name.endswith(("_dir", "_file", "_socket")):
         told[name] = Path(told[name])
 listen = ListenOptions(address=told.pop("address"), metrics_address="127.0.0.1:0")
 log = LogOptions(level="debug", format="json")
 assert "grpc" not in sys.modules, "grpc before the helper"
-sys.exit(run(TaskExecutorOptions(listen=listen, log=log, **told)))
+sys.exit(main.run(TaskExecutorOptions(listen=listen, log=log, **told)))
 """
+
+_SERVICE = "task_executor.service"
+QUICK_DEVICES = {
+    f"{_SERVICE}.device_watch.READ_EVERY_S": 0.1,
+    f"{_SERVICE}.device_watch.CONFIRM_S": 0.05,
+    f"{_SERVICE}.host_sync.SWEEP_S": 0.2,
+    f"{_SERVICE}.mps.CHECK_EVERY_S": 0.1,
+    f"{_SERVICE}.mps.RETRY_S": (0.2, 0.5),
+    f"{_SERVICE}.parking._LOOK_EVERY_S": 0.05,
+    f"{_SERVICE}.usage.MEASURE_S_MIN": 0.1,
+    f"{_SERVICE}.usage.SEND_S_MIN": 0.1,
+}
+"""Intervals with which devices are read and reported, so that tests of devices wait little."""
 
 
 @dataclass
@@ -49,6 +73,7 @@ class ExecutorProcess:
     options: dict[str, Any] = field(default_factory=dict)  # None: not given
     environment: dict[str, str] = field(default_factory=dict)
     begins: tuple[str, ...] = ()  # a command that executes the rest of the line
+    intervals: dict[str, Any] = field(default_factory=dict)  # constants of the front, by name
     joined: bool = True  # False: it has no certificate at its first start
     cwd: Path = REPOSITORY  # its code runs, unless the environment names another
     process: subprocess.Popen[bytes] | None = None
@@ -78,6 +103,7 @@ class ExecutorProcess:
             "task_user": "self",
             "allow_root_tasks": True,
             "task_kill_grace_ms": 2_000,
+            "intervals": self.intervals,
         } | self.options
         told = {name: value for name, value in (told | changes).items() if value is not None}
         with (self.folder / "log").open("ab") as log:

@@ -11,7 +11,7 @@ from finegrain.rpc.wire_cpus import assignment_to_proto
 from finegrain.v1 import devices_pb2
 from finegrain.v1 import task_executor_pb2 as te
 from tests.support.nvml.fake_driver import FakeDriver
-from tests.task_executor.service.executor_process import ExecutorProcess
+from tests.task_executor.service.executor_process import QUICK_DEVICES, ExecutorProcess
 from tests.task_executor.service.scripted_rm import (
     JobMaster,
     ScriptedRM,
@@ -33,6 +33,7 @@ class GpuHost:
         self._process, self._rm = process, rm
         (self.kubelet / "device-plugins").mkdir(parents=True)
         self.plays(A + B)
+        process.intervals |= QUICK_DEVICES
         process.environment |= {
             "LD_LIBRARY_PATH": str(driver.folder),
             "FAKE_NVML_PROFILE": str(self.profile),

@@ -18,7 +18,7 @@ from finegrain.devices.device import DeviceShare
 from finegrain.rpc.wire_cpus import assignment_to_proto
 from finegrain.v1 import resources_pb2
 from tests.support.nvml.fake_driver import FakeDriver
-from tests.task_executor.service.executor_process import ExecutorProcess
+from tests.task_executor.service.executor_process import QUICK_DEVICES, ExecutorProcess
 from tests.task_executor.service.scripted_rm import (
     JobMaster,
     ScriptedRM,
@@ -63,6 +63,7 @@ class MpsHost:
         control.chmod(0o755)
         self.profile = process.folder / "profile"
         self.profile.write_text(GPUS)
+        process.intervals |= QUICK_DEVICES
         process.environment |= {
             "LD_LIBRARY_PATH": str(driver.folder),
             "FAKE_NVML_PROFILE": str(self.profile),

@@ -19,7 +19,7 @@ from finegrain.rpc.wire_cpus import assignment_to_proto
 from finegrain.v1 import resources_pb2, slots_pb2
 from tests.support.cuda_checkpoint.fake_program import CudaProcesses
 from tests.support.nvml.fake_driver import FakeDriver
-from tests.task_executor.service.executor_process import ExecutorProcess
+from tests.task_executor.service.executor_process import QUICK_DEVICES, ExecutorProcess
 from tests.task_executor.service.gpu_host import MIB, gpu_slot
 from tests.task_executor.service.scripted_rm import JobMaster, ScriptedRM, eventually, free
 
@@ -125,6 +125,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
 @pytest.fixture
 def host(driver: FakeDriver, process: ExecutorProcess, rm: ScriptedRM) -> Iterator[Host]:
     cuda = CudaProcesses()
+    process.intervals |= QUICK_DEVICES
     process.environment |= cuda.environment | {
         "LD_LIBRARY_PATH": str(driver.folder),
         "FAKE_NVML_PROFILE": str(cuda.profile),
