@@ -12,6 +12,7 @@ import pytest
 
 from finegrain.errors import Reason
 from finegrain.identity import Identity, Role
+from finegrain.rpc import server as rpc_server
 from finegrain.rpc.access import (
     CLUSTER_ACCESS,
     IDENTITY_ACCESS,
@@ -100,6 +101,14 @@ async def test_every_method_takes_exactly_the_roles_of_its_table(rm: RunningRm) 
             assert refused is (role not in method.roles), (who, method.path, code, text)
 
 
+@pytest.fixture
+def short_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client without TLS waits until the server gives up its handshake."""
+    short = (*rpc_server.SERVER_OPTIONS, ("grpc.server_handshake_timeout_ms", 2_000))
+    monkeypatch.setattr(rpc_server, "SERVER_OPTIONS", short)
+
+
+@pytest.mark.usefixtures("short_handshakes")
 async def test_without_a_certificate_of_this_cluster_nothing_is_answered(rm: RunningRm) -> None:
     ours = rm.authority.certificate_pem
     foreign = credentials("operator/root")

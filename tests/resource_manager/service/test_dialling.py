@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import pytest
 
 from finegrain.errors import AlreadyExists, FinegrainError, Reason
 from finegrain.options import ListenOptions
+from finegrain.rpc import channels
 from finegrain.rpc.access import TASK_EXECUTOR_ACCESS
 from finegrain.rpc.channels import open_channel
 from finegrain.rpc.own_certificate import OwnCertificate
@@ -89,7 +91,9 @@ async def test_the_certificate_is_of_another_cluster() -> None:
     assert obstacle_of(error) is Obstacle.OTHER_AUTHORITY, error.message
 
 
-async def test_somebody_listens_who_does_not_speak() -> None:
+async def test_somebody_listens_who_does_not_speak(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = (*channels.CHANNEL_OPTIONS, ("grpc.min_reconnect_backoff_ms", 500))
+    monkeypatch.setattr(channels, "CHANNEL_OPTIONS", quick)
     silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     error = await failure(f"127.0.0.1:{port}")
