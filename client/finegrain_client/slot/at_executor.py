@@ -200,19 +200,21 @@ class SlotAtExecutor:
         try:
             return await unless(self.lost, work, self._why)
         except (NotFound, FailedPrecondition) as error:
-            if _reports_end(error):
+            ends = _reports_end(error)
+            if ends:
                 # The executor can end a slot before the watch stream reports why.
                 await self.await_end()
-                raise self.error or SlotLost(
-                    self.allocation_id,
-                    self.generation,
-                    self.executor_id,
-                    Reason.SLOT_MISSING,
-                    "its executor does not have it",
-                ) from error
-            if self.error is not None and isinstance(error, NotFound):
+            if self.error is not None and (ends or isinstance(error, NotFound)):
                 raise self.error from error
-            raise
+            if not ends:
+                raise
+            raise SlotLost(
+                self.allocation_id,
+                self.generation,
+                self.executor_id,
+                Reason.SLOT_MISSING,
+                "its executor does not have it",
+            ) from error
 
     @internal
     async def call(
