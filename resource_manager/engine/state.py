@@ -8,6 +8,7 @@ compares the results.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 
 from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import FlowTree
@@ -51,7 +52,6 @@ from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.ranges import Part, RangeLedger
 from resource_manager.engine.queue.rejection_clock import RejectionClock
 from resource_manager.engine.queue.requests import Requests
-from resource_manager.engine.queue.starvation import Waiter
 
 
 class State:
@@ -95,8 +95,9 @@ class State:
         self.new_parts: list[Part] = []
         self.elastic = Elastic(settings.provisioning)
         self.reservations = Reservations()
-        # waiters for which no slots could be revoked, and the time (monotonic) of the next search
-        self.revocation_retries: dict[Waiter, int] = {}
+        # waiters and scheduling keys for which no slots could be revoked, and the time (monotonic)
+        # of the next search
+        self.revocation_retries: dict[Hashable, int] = {}
         # the highest arrival number that the latest `Decide` has considered
         self.considered_arrival = 0
         # executors that this process has answered; an answer tells an executor the epoch of this

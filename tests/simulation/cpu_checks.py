@@ -80,7 +80,8 @@ def _neighbors(state: State, host: Host) -> Iterator[str]:
     specs = [
         (slot.job_id, request.spec.cpu_policy)
         for slot in host.slots.values()
-        if (request := state.requests.get(slot.allocation_id)) is not None
+        # Other slots start after the end of a revoked slot.
+        if not slot.revoked_for and (request := state.requests.get(slot.allocation_id)) is not None
     ]
     for at, (job_id, policy) in enumerate(specs):
         others = [other for job, other in specs[:at] + specs[at + 1 :] if job == job_id]

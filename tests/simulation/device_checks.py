@@ -77,7 +77,11 @@ class DeviceChecks:
         for host in state.hosts.values():
             yield from self._given_out(
                 f"by the books of {host.host_id}",
-                ((key, _both(slot.assignment, slot.ordered)) for key, slot in host.slots.items()),
+                (
+                    (key, _both(slot.assignment, slot.ordered))
+                    for key, slot in host.slots.items()
+                    if not slot.revoked_for  # other slots start after its end
+                ),
             )
 
     def lost_work(self, state: State, changes: Changes) -> Iterator[str]:

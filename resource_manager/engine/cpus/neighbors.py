@@ -135,6 +135,20 @@ def broken_rules(ledger: CpuLedger) -> Iterator[tuple[SlotKey, NeighborRule]]:
                     yield key, rule
 
 
+def conflicts(ledger: CpuLedger, key: SlotKey) -> bool:
+    """Returns whether a slot has cpus or devices of another slot, or a required rule `apart` is
+    broken on the host.
+    """
+    if any(broken_rules(ledger)) or ledger.devices.problems():
+        return True
+    assignment = ledger.holdings[key]
+    cpus = assignment.cpus.bits if assignment is not None else 0
+    return any(
+        other != key and each is not None and each.cpus.bits & cpus
+        for other, each in ledger.holdings.items()
+    )
+
+
 def domains(layout: CpuLayout, level: Level) -> tuple[int, ...]:
     """Returns the cpus of each part of a host at a level. At level l3, all cores without a known
     cache are one part. So two slots count as apart only if their caches are known to differ.

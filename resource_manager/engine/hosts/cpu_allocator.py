@@ -174,7 +174,8 @@ class CpuAllocator:
             time_shared=bool(json.loads(registration.host_cpus).get("time_shared")),
         )
         for key, slot in self.slots.items():
-            self.cpus.add(key, cpus_booked(slot), slot.policy)
+            if not slot.revoked_for:  # see `Host.set_size`
+                self.cpus.add(key, cpus_booked(slot), slot.policy)
         self.follow_settings()
         # If the host has become too small for its slots, the slots stay, and the ledger must not
         # report an inconsistency.
@@ -397,11 +398,8 @@ def cpu_request_of(
 
 def cpus_booked(slot: Slot) -> CpuAssignment | None:
     """Returns the assignment that a slot holds on its host. While a resize is in flight, the
-    assignment includes the cpus, nodes and devices of both sizes. A slot that is being revoked
-    holds nothing.
+    assignment includes the cpus, nodes and devices of both sizes.
     """
-    if slot.revoked_for:
-        return None
     ordered = slot.ordered.assignment if slot.ordered is not None else None
     if slot.assignment is None or ordered is None:
         return slot.assignment

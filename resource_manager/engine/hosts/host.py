@@ -320,7 +320,7 @@ class Host(CpuAllocator):
         slot = self.slots.pop(key)
         self.revocable.pop(key, None)
         self.revoked.pop(key, None)
-        if self.cpus is not None:
+        if self.cpus is not None and key in self.cpus.holdings:
             self.cpus.remove(key)
         if slot.policy is not None:
             self.labeled.remove(self.host_id, slot.policy)
@@ -357,7 +357,15 @@ class Host(CpuAllocator):
         slot.booked = self._booking_of_slot(slot)
         increase(self.booked, slot.booked)
         increase(self.unreported, self.unreported_of(key, slot))
-        if self.cpus is not None:
+        if self.cpus is None:
+            return
+        # Other slots on the host start after the end of a revoked slot, so the ledger does not
+        # contain it.
+        if key not in self.cpus.holdings:
+            self.cpus.add(key, cpus_booked(slot), slot.policy)
+        elif slot.revoked_for:
+            self.cpus.remove(key)
+        else:
             self.cpus.replace(key, cpus_booked(slot))
 
     def _booking_of_slot(self, slot: Slot) -> Amounts:

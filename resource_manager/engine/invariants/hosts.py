@@ -63,6 +63,8 @@ def _holdings(host: Host, ledger: CpuLedger) -> Iterator[str]:
     """Compares the cpus in the ledger with the assignments of slots."""
     assigned: dict[SlotKey, object] = dict(ledger.holdings)
     for key, slot in host.slots.items():
+        if slot.revoked_for:  # it has ended when other slots start
+            continue
         if key not in assigned:
             yield f"slot {key} is not in the cpu ledger of its executor {host.host_id}"
             continue
@@ -71,15 +73,14 @@ def _holdings(host: Host, ledger: CpuLedger) -> Iterator[str]:
         if assigned.pop(key) != cpus_booked(slot):
             yield f"slot {key} has other cpus or NUMA nodes in the cpu ledger than in its row"
         assignment = slot.assignment
-        # While a resize is in flight, the slot books the larger amounts of both sizes. A revoked
-        # slot books nothing.
-        if assignment is None or not assignment.cpus or slot.ordered or slot.revoked_for:
+        # While a resize is in flight, the slot books the larger amounts of both sizes.
+        if assignment is None or not assignment.cpus or slot.ordered:
             continue
         booked = slot.booked.get(CPU_MILLI, 0)
         if booked != len(assignment.cpus) * MILLI_PER_CPU:
             yield f"slot {key} has dedicated cpus {assignment.cpus}, but books {booked} cpu_milli"
     for key in assigned:
-        yield f"the cpu ledger of executor {host.host_id} has slot {key}, which does not exist"
+        yield f"the cpu ledger of executor {host.host_id} has slot {key}, which has ended"
 
 
 def size_problems(host: Host) -> Iterator[str]:
@@ -189,7 +190,7 @@ def _revoked(host: Host, slot: Slot) -> Iterator[str]:
     own = next((each for key, each in host.slots.items() if key[0] == slot.revoked_for), None)
     if slot.state is not SlotState.FREEING or not slot.revocable:
         yield f"slot {key} is {slot.state}, revocable: {slot.revocable}, and it is being revoked"
-    if own is None or own.revocable:
+    if own is None:
         yield f"slot {key} is revoked for {slot.revoked_for}, which has no slot on its executor"
 
 

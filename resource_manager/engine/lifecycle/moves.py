@@ -19,6 +19,7 @@ from finegrain.mapping.copies import copier
 from finegrain.units import format_duration
 from finegrain.values.isolation import Isolation
 from finegrain.values.states import RequestState, SlotState, ThreadEnd
+from resource_manager.engine.cpus.neighbors import conflicts
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import FlowTree
@@ -341,7 +342,9 @@ class RequestMoves:
             owner: the request that gets the capacity.
             grace_ms: the time that the tasks of the slot have until they must end.
         """
-        self.free(slot, grace_ms)
+        # If another slot of its gang was revoked before, the slot is being freed already.
+        if slot.state is not SlotState.FREEING:
+            self.free(slot, grace_ms)
         slot.revoked_for = owner.allocation_id
         slot.revoked_until_time_ms = self.journal.at.time_ms + grace_ms
         host = self.hosts.of(slot)
@@ -361,9 +364,18 @@ class RequestMoves:
         whole, so a member of a gang does not get its slot back.
         """
         key = key_of(slot)
+        until_ms = slot.revoked_until_time_ms
         slot.revoked_for, slot.revoked_until_time_ms = "", None
         del host.revoked[key]
         self._book_again(host, slot)
+        if host.to_allocate and host.cpus is not None and conflicts(host.cpus, key):
+            # Slots that were placed in the meantime rely on the end of this slot: they have its
+            # cpus, or a rule keeps them apart from it. So it ends for one of them.
+            heir, _ = next(iter(host.to_allocate))
+            slot.revoked_for, slot.revoked_until_time_ms = heir, until_ms
+            host.revoked[key] = heir
+            self._book_again(host, slot)
+            return
         request = self.requests.get(slot.allocation_id)
         if (
             request is not None

@@ -207,7 +207,8 @@ class HostView:
             return ledger.empty()
         scratch = ledger.scratch()
         for slot in self._ended:
-            scratch.remove((slot.allocation_id, slot.generation))
+            if not slot.revoked_for:  # the ledger does not contain revoked slots
+                scratch.remove((slot.allocation_id, slot.generation))
         return scratch
 
 

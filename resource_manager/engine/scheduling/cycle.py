@@ -106,13 +106,7 @@ def decide(state: State) -> None:
         # If the owner of the plan was placed, the next waiter in order gets a plan.
         if state.run_times.declared:
             Backfill(state).plan()
-    place_waiting(state)
-    # When a reservation ends or keeps less, other requests can use its capacity. So the placement
-    # runs again, unless it goes on in the next cycle anyway.
-    while state.reservations.by_number and (
-        end_served(state) or (state.hosts.touched and not state.queue.unblocked)
-    ):
-        place_waiting(state)
+    _place_all(state)
     if state.queue.starvation:
         reserve_for_starved(state)
     # Backfill after the placements in order, because backfilling uses the capacity that these
@@ -124,7 +118,7 @@ def decide(state: State) -> None:
         # The revocation possibly placed owners of reservations, or revoked slots that were larger
         # than needed. So other requests possibly have room now.
         end_served(state)
-        place_waiting(state)
+        _place_all(state)
     # Request executors after all placements, because executors are requested only for requests that
     # fit on no host.
     if state.settings.provisioning.shapes or state.provisions:
@@ -140,6 +134,17 @@ def decide(state: State) -> None:
     # changes again, so they are stored in this batch.
     state.usage_checkpoints.keep_urgent()
     state.considered_arrival = state.numbers.arrival
+
+
+def _place_all(state: State) -> None:
+    """Places pending requests that fit, and ends the reservations of placed owners."""
+    place_waiting(state)
+    # When a reservation ends or keeps less, other requests can use its capacity. So the placement
+    # runs again, unless it goes on in the next cycle anyway.
+    while state.reservations.by_number and (
+        end_served(state) or (state.hosts.touched and not state.queue.unblocked)
+    ):
+        place_waiting(state)
 
 
 def place_waiting(state: State) -> None:

@@ -24,7 +24,7 @@ slot stays.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from itertools import combinations, islice
 
 from finegrain.resources import Amounts, add, fits, total_of
@@ -85,18 +85,18 @@ class Revocation:
         if not hosts or not state.queue.starvation:
             retry.clear()
             return False
-        for waiter in [each for each, at_ms in retry.items() if at_ms <= self._now_ms]:
-            del retry[waiter]
+        for each in [each for each, at_ms in retry.items() if at_ms <= self._now_ms]:
+            del retry[each]
         state.hosts.refresh(state.queue)
         tried = 0
         for waiter in in_order(state):
-            if waiter in retry or not self._is_stuck(waiter):
+            if retry.keys() & _names(waiter) or not self._is_stuck(waiter):
                 continue
             if tried == TRIED_MAX or state.journal.is_full:
                 break
             tried += 1
-            if not self._serve(waiter, hosts):
-                retry[waiter] = self._now_ms + RETRY_MS
+            if (failed := self._serve(waiter, hosts)) is not None:
+                retry[failed] = self._now_ms + RETRY_MS
         state.hosts.refresh(state.queue)
         return True
 
@@ -124,21 +124,28 @@ class Revocation:
         waiting = state.gangs.waiting[item.name]
         return waiting.tried and not waiting.members[0].spec.revocable
 
-    def _serve(self, waiter: Waiter, hosts: Sequence[Host]) -> bool:
-        """Revokes slots for a waiter. Returns False if no further slots can be revoked for it."""
+    def _serve(self, waiter: Waiter, hosts: Sequence[Host]) -> Hashable | None:
+        """Revokes slots for a waiter.
+
+        Returns:
+            What to try again later, because no further slots can be revoked for it: this waiter, or
+            the scheduling key of all waiters with equal needs. The latter prevents that a later
+            waiter overtakes an equal one. None if there is nothing to try again.
+        """
         state = self._state
         for _ in range(PLACED_MAX):
             owner = owner_of(state, waiter)
             if owner is None:  # the waiter is not pending any more, or a maximum blocks it
-                return False
+                return waiter
             if owner.gang_id:
-                return self._serve_gang(state.gangs.waiting[owner.gang_id], hosts)
+                served = self._serve_gang(state.gangs.waiting[owner.gang_id], hosts)
+                return None if served else waiter
             if isinstance(waiter, int):
-                return False
+                return waiter
             request = state.requests.at(owner.number)
             found = self._least(waiter[0], request, hosts)
             if found is None:
-                return False
+                return waiter[0].key
             host, victims = found
             for slot in victims:
                 self._revoke(slot, request)
@@ -146,8 +153,8 @@ class Revocation:
             state.queue.served(waiter[0], [request])
             state.hosts.touch(host)
             if state.journal.is_full:
-                return True
-        return True
+                break
+        return None
 
     def _revoke(self, slot: Slot, owner: Request) -> None:
         grace_ms = self._state.settings.revocation_grace_ms
@@ -342,6 +349,11 @@ class Revocation:
         return True
 
 
+def _names(waiter: Waiter) -> set[Hashable]:
+    """Returns the names of a waiter in `State.revocation_retries`."""
+    return {waiter} if isinstance(waiter, int) else {waiter, waiter[0].key}
+
+
 class _Trial:
     """Takes slots out of the ledgers of their hosts for some time, to find out what would fit
     without these slots.
@@ -384,8 +396,10 @@ class _Trial:
                 sums[name] = sums.get(name, 0) + sign * amount
                 if not sums[name]:
                     del sums[name]
-        if host.cpus is not None:
-            host.cpus.replace(key, None if sign < 0 else cpus_booked(slot))
+        if host.cpus is not None and sign < 0:
+            host.cpus.remove(key)
+        elif host.cpus is not None:
+            host.cpus.add(key, cpus_booked(slot), slot.policy)
 
     def _follow(self, slots: Iterable[Slot]) -> None:
         strategy = self._hosts.settings.strategy

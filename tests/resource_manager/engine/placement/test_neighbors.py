@@ -295,6 +295,41 @@ def test_required_rules_hold_on_random_clusters(data: st.DataObject) -> None:
         assert_near(cluster, set(cluster.state.slots) - before)
 
 
+@settings(max_examples=examples(80))
+@given(st.data())
+def test_required_rules_hold_through_revocations(data: st.DataObject) -> None:
+    """Slots that are being revoked do not count, because other slots start after their end."""
+    cluster = EngineCluster.settled(
+        *(numa_host(f"host-{at}", cores=2) for at in range(data.draw(st.integers(1, 2)))),
+        revocation=True,
+    )
+    for number in range(data.draw(st.integers(2, 8))):
+        qos = data.draw(st.sampled_from((QosClass.LS, QosClass.LSR)))
+        rules: list[str] = data.draw(st.lists(st.sampled_from(RULES), max_size=2))
+        usable = [each for each in rules if qos.is_pinned or "@host" in each]
+        wanted = policy(data.draw(st.sampled_from(("", *LABELS))), *usable, qos=qos)
+        cpu_milli = 1_000 * data.draw(st.integers(1, 6))
+        revocable: bool = data.draw(st.booleans())
+        if data.draw(st.booleans()):
+            sizes = [cpu_milli] * data.draw(st.integers(1, 3))
+            cluster.submit_gang(f"g{number}", sizes, policy=wanted, revocable=revocable)
+        else:
+            names = [f"r{number}-{at}" for at in range(data.draw(st.integers(1, 3)))]
+            cluster.submit(*names, cpu_milli=cpu_milli, policy=wanted, revocable=revocable)
+        known = sorted(cluster.state.requests)
+        is_cancelled: bool = data.draw(st.booleans())
+        if known and is_cancelled:
+            cluster.cancel(data.draw(st.sampled_from(known)))
+        cluster.check()
+        for each in cluster.state.hosts.values():
+            assert each.cpus is not None
+            assert not list(broken_rules(each.cpus))
+        if data.draw(st.booleans()):
+            cluster.settle()
+            assert not any(each.revoked for each in cluster.state.hosts.values())
+            cluster.check()
+
+
 def assert_near(cluster: EngineCluster, new: set[tuple[str, int]]) -> None:
     slots = cluster.state.slots
     for key in new:
