@@ -260,7 +260,7 @@ async def test_a_driver_without_the_calls(
     assert any("update it to version 615 or later" in each for each in notes)
 
 
-@pytest.mark.slow
+@pytest.mark.full  # the helper waits 10 s for the driver
 async def test_a_driver_that_hangs_does_not_keep_the_executor(host: LimitsHost) -> None:
     host.plays(A + B + f"hang {SET} 100\n")
     await host.starts()
