@@ -143,6 +143,8 @@ def _with_end(
     if empty_ms is None:
         return provision
     text = f"probably empty at {clock_at(started, empty_ms)}"
+    if host.emptying:
+        text = f"gets no new slots, so that it can be given back; {text}"
     return replace(provision, message=f"{provision.message}; {text}".removeprefix("; "))
 
 

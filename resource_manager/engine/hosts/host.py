@@ -115,6 +115,8 @@ class Host(CpuAllocator):
         refusals: the scheduling classes that the executor refused.
         reach: whether the resource manager can connect to the executor.
         shrunk: True if slots have booked more than the host has now.
+        emptying: True if the host gets no new slots, so that it can be given back to its provider.
+            This does not count as draining: if a request needs the host, it gets new slots again.
         revocable: the slots that may be revoked; see `Slot.revocable`.
         revoked: the slots that are being revoked, with the request that has booked their capacity.
         reserved: capacity that is kept for the owner of a reservation. None if nothing is reserved.
@@ -151,6 +153,7 @@ class Host(CpuAllocator):
     refusals: dict[SchedulingKey, Refusal] = field(default_factory=dict)
     reach: Reach = field(default_factory=Reach)
     shrunk: bool = False
+    emptying: bool = False
     revocable: dict[SlotKey, None] = field(default_factory=dict)
     revoked: dict[SlotKey, str] = field(default_factory=dict)
     reserved: ReservedCapacity | None = None
@@ -199,6 +202,13 @@ class Host(CpuAllocator):
         """True if new slots may be placed on this host now."""
         active = self.executor.state is ExecutorState.ACTIVE
         return active and not self.executor.draining and not self.reach.unreachable
+
+    @property
+    def takes_slots(self) -> bool:
+        """True if new slots should be placed on this host now. A host that is being emptied gets
+        slots only if no other host has room.
+        """
+        return self.eligible and not self.emptying
 
     @property
     def online(self) -> bool:

@@ -46,9 +46,9 @@ def columns_of(host: Host, strategy: Strategy) -> dict[str, int]:
         _describe(host)
     # Copy the cached columns, because the following code adds columns that depend on bookings.
     columns = dict(host.columns_online if host.online else host.columns_known)
-    # A host that is not eligible gets no columns of free capacity. So no search for free capacity
-    # finds the host. The columns with the size of the host stay in the index.
-    if not host.eligible:
+    # A host that is not eligible, or is being emptied, gets no columns of free capacity. So no
+    # search for free capacity finds the host. The columns with the size of the host stay.
+    if not host.takes_slots:
         return columns
     at = HostView.now(host)
     for constraint in _WITH_COLUMNS:

@@ -182,6 +182,9 @@ class Elastic:
             executor gets. The value is empty if the executor gets no planned requests.
         resumes: True after a restart, until the unfinished orders to providers have been repeated.
         surplus: the pending executors that no request needed in the last pass.
+        surplus_since_ms: the time since which each surplus executor has been surplus; see
+            `scaling/emptying.py`.
+        emptying: the executors that get no new slots, because they are being emptied.
         lost_since_ms: the time at which each lost executor was lost.
         verdicts: whether each executor counted as a success or as a failure of its shape. True
             means that the result is final. False means that the executor counted as a failure, but
@@ -210,6 +213,8 @@ class Elastic:
         self.arrived: dict[str, str] = {}
         self.resumes = False
         self.surplus: set[str] = set()
+        self.surplus_since_ms: dict[str, int] = {}
+        self.emptying: set[str] = set()
         self.lost_since_ms: dict[str, int] = {}
         self.verdicts: dict[str, bool] = {}
         self.idle_marks: dict[str, tuple[int, int]] = {}

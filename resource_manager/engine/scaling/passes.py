@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from math import gcd
 
-from finegrain.resources import Amounts
 from finegrain.values.states import ExecutorState, ProvidedExecutorState, SlotState
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.journal import Journal
@@ -32,6 +31,8 @@ from resource_manager.engine.planning.draft import COST_UNIT
 from resource_manager.engine.planning.offers import Allowance, Offer
 from resource_manager.engine.planning.steps import Steps, advance, finish
 from resource_manager.engine.scaling.backlog import PATIENCE, more_of, note_totals, plan_waiting
+from resource_manager.engine.scaling.emptying import choose_to_empty
+from resource_manager.engine.scaling.spare import Spare
 from resource_manager.engine.state import State
 
 _PARTS_MAX = 5_000
@@ -96,6 +97,8 @@ def _pass(state: State) -> Steps[None]:
     _give_back_surplus(state)
     yield len(state.provisions)
     _give_back_idle(state)
+    yield len(state.provisions)
+    choose_to_empty(state)
 
 
 def _check_provision(state: State, provision: Provision) -> None:
@@ -233,7 +236,7 @@ def _give_back_surplus(state: State) -> None:
     """Stops the pending executors that no request has needed in two planning passes in a row."""
     elastic = state.elastic
     before, elastic.surplus = elastic.surplus, set()
-    spare = _Spare(state)
+    spare = Spare(state)
     for provision in _most_expensive_first(state.provisions, state.elastic):
         name = provision.executor_id
         if provision.state not in PENDING or elastic.plan.on.get(name):
@@ -252,7 +255,7 @@ def _give_back_idle(state: State) -> None:
     """Gives back executors that have had no slots for the idle timeout."""
     elastic = state.elastic
     timeout_ms = elastic.provisioning.idle_timeout_ms
-    spare = _Spare(state)
+    spare = Spare(state)
     for provision in _most_expensive_first(state.provisions, state.elastic):
         host = state.hosts.get(provision.executor_id)
         if provision.state is not ProvidedExecutorState.REGISTERED or host is None:
@@ -290,27 +293,3 @@ def _most_expensive_first(provisions: dict[str, Provision], elastic: Elastic) ->
         return (-shape.cost if shape is not None else 0.0, -each.number)
 
     return sorted(provisions.values(), key=rank)
-
-
-class _Spare:
-    """The capacity that can be given back without going below the configured minimum."""
-
-    def __init__(self, state: State) -> None:
-        self._least = state.settings.provisioning.total_min
-        self._rest = state.provision_moves.retained_total() if self._least else {}
-
-    def has(self, total: Amounts) -> bool:
-        """Returns whether an executor with the amounts `total` can be given back.
-
-        Only the dimensions of `total` are compared, because other dimensions can already be below
-        the minimum.
-        """
-        return all(
-            self._rest.get(name, 0) - total[name] >= amount
-            for name, amount in self._least.items()
-            if total.get(name, 0)
-        )
-
-    def give(self, total: Amounts) -> None:
-        """Subtracts the amounts of an executor that is given back."""
-        self._rest = {name: left - total.get(name, 0) for name, left in self._rest.items()}

@@ -31,6 +31,7 @@ from resource_manager.engine.placement.placer import Placer
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 from resource_manager.engine.scaling.arrival import hand_over
+from resource_manager.engine.scaling.emptying import use_again
 from resource_manager.engine.scaling.passes import provide
 from resource_manager.engine.scheduling.backfill import Backfill
 from resource_manager.engine.scheduling.dispatch import dispatch
@@ -106,7 +107,10 @@ def decide(state: State) -> None:
         # If the owner of the plan was placed, the next waiter in order gets a plan.
         if state.run_times.declared:
             Backfill(state).plan()
-    _place_all(state)
+    place_waiting(state)
+    # If a request waits that fits on an executor that is being emptied, the executor is needed.
+    if state.elastic.emptying and use_again(state):
+        place_waiting(state)
     if state.queue.starvation:
         reserve_for_starved(state)
     # Backfill after the placements in order, because backfilling uses the capacity that these
@@ -118,7 +122,7 @@ def decide(state: State) -> None:
         # The revocation possibly placed owners of reservations, or revoked slots that were larger
         # than needed. So other requests possibly have room now.
         end_served(state)
-        _place_all(state)
+        place_waiting(state)
     # Request executors after all placements, because executors are requested only for requests that
     # fit on no host.
     if state.settings.provisioning.shapes or state.provisions:
@@ -136,25 +140,23 @@ def decide(state: State) -> None:
     state.considered_arrival = state.numbers.arrival
 
 
-def _place_all(state: State) -> None:
-    """Places pending requests that fit, and ends the reservations of placed owners."""
-    place_waiting(state)
-    # When a reservation ends or keeps less, other requests can use its capacity. So the placement
-    # runs again, unless it goes on in the next cycle anyway.
-    while state.reservations.by_number and (
-        end_served(state) or (state.hosts.touched and not state.queue.unblocked)
-    ):
-        place_waiting(state)
-
-
 def place_waiting(state: State) -> None:
-    """Places pending requests, gangs and resizes that fit, in queue order."""
-    # The events of the batch have changed hosts. So update the indexes, and unblock the classes,
-    # gangs and resizes that possibly fit now.
-    state.hosts.refresh(state.queue)
-    unblocked = state.quotas.unblock(MOVES_MAX // 2)
-    if state.queue.unblocked:
-        _Placement(state, MOVES_MAX - unblocked).run()
+    """Places pending requests, gangs and resizes that fit, in queue order. Ends the reservations of
+    owners that were placed.
+    """
+    places = True
+    while places:
+        # The events of the batch have changed hosts. So update the indexes, and unblock the
+        # classes, gangs and resizes that possibly fit now.
+        state.hosts.refresh(state.queue)
+        unblocked = state.quotas.unblock(MOVES_MAX // 2)
+        if state.queue.unblocked:
+            _Placement(state, MOVES_MAX - unblocked).run()
+        # When a reservation ends or keeps less, other requests can use its capacity. So the
+        # placement runs again, unless it goes on in the next cycle anyway.
+        places = bool(state.reservations.by_number) and (
+            end_served(state) or bool(state.hosts.touched and not state.queue.unblocked)
+        )
 
 
 class _Placement:

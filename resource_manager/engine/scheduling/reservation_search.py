@@ -163,7 +163,7 @@ class ReservationSearch:
             away = {
                 name
                 for name, host in self._hosts.items()
-                if name in taken or not host.eligible or self._outlasting & host.slots.keys()
+                if name in taken or not host.takes_slots or self._outlasting & host.slots.keys()
             }
             barred = [request.elsewhere.union(away) for request in self.requests]
             found = seek(self._hosts, where, self.requests, prefix=ONLINE, barred=barred)
@@ -448,7 +448,7 @@ def _admission(members: Members) -> Callable[[Host], bool]:
     checked = [(request, conditions_of(request)) for request, _ in members]
 
     def admits(host: Host) -> bool:
-        if not host.eligible:
+        if not host.takes_slots:
             return False
         for request, conditions in checked:
             if host.host_id in request.elsewhere or (host.refusals and host.refuses(request)):

@@ -185,7 +185,7 @@ def _obstacle(
         why = RESIZED
     elif not _may_last(slot, until_ms):
         why = TIME_LEFT
-    elif slot.state is not SlotState.ALLOCATED or not hosts.of(slot).eligible:
+    elif slot.state is not SlotState.ALLOCATED or not hosts.of(slot).takes_slots:
         why = NO_NEW_SLOTS
     if why or slot is None:
         return Reason.NOT_REUSABLE, why
