@@ -7,35 +7,23 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from task_executor.service.checkpoint import read_document
+from tests.support import patience
 from tests.support.components import REPOSITORY
 from tests.support.membership import give_authority, give_membership
+from tests.support.patience import PATIENCE_S
+
+eventually = patience.eventually
 
 T = TypeVar("T")
-PATIENCE_S = 120.0
 REPORT_INTERVAL = "500ms"
 LOST_TIMEOUT_S = 8.0
 CPU_MILLI, MEMORY_MIB = 1000, 512
-
-
-def eventually(look: Callable[[], T | None], what: str, patience_s: float = PATIENCE_S) -> T:
-    """Returns the first true result of `look`.
-
-    Raises:
-        TimeoutError: there was none within `patience_s`.
-    """
-    end = time.monotonic() + patience_s
-    while not (found := look()):
-        if time.monotonic() > end:
-            raise TimeoutError(f"after {patience_s:.0f} s still not: {what}")
-        time.sleep(0.02)
-    return found
 
 
 @dataclass(frozen=True)

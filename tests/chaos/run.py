@@ -150,7 +150,7 @@ class Run:
         try:
             eventually(lambda: not self._differences(), "all agree at rest", REST_S_MAX)
             self.verdict.rests += 1
-        except TimeoutError as error:
+        except AssertionError as error:
             self.verdict.wrong += [str(error), *self._differences()]
         finally:
             self.cluster.hold_file.unlink()
@@ -189,7 +189,7 @@ class Run:
         patience_s = lease_s + REST_S_MAX  # slots of killed job masters end with their leases
         try:
             eventually(lambda: not self._still_booked(), "the books come to zero", patience_s)
-        except TimeoutError as error:
+        except AssertionError as error:
             self.verdict.wrong += [str(error), *self._still_booked()]
         self._ask_for_the_ends()
         self.chaos.stop_keeping()

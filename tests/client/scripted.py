@@ -34,7 +34,10 @@ from finegrain.v1 import (
     task_executor_pb2,
     task_executor_pb2_grpc,
 )
+from tests.support import patience
 from tests.support.identities import own
+
+eventually = patience.eventually_async
 
 rm, te = resource_manager_pb2, task_executor_pb2
 PENDING, GRANTED, LOST, RELEASED, CANCELLED = (
@@ -681,13 +684,6 @@ async def serving(
         yield server
     finally:
         await server.stop(0)
-
-
-async def eventually(condition: Any, timeout_s: float = 10.0) -> None:
-    """Waits until the condition holds."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110  # conditions of many kinds, no event for all
-            await asyncio.sleep(0.01)
 
 
 JOB_ENDED = FailedPrecondition("the lease is over", reason=Reason.JOB_ENDED)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,23 +24,20 @@ from typing import Any, TypeVar
 import finegrain_client as fg
 from finegrain_cli.local.cluster import ExecutorShare, LocalCluster
 from finegrain_cli.local.task_user import choose_task_user
+from tests.support import patience
 from tests.support.components import REPOSITORY
 from tests.support.control_groups import groups_called
 from tests.support.identities import credentials_file
 from tests.support.membership import give_authority, give_membership, log_in
 from tests.support.patience import PATIENCE_S
 
+eventually = patience.eventually
+
 T = TypeVar("T")
 FINEGRAIN = (sys.executable, "-m", "finegrain_cli")
 
 
-def eventually(look: Callable[[], T | None], what: str, patience_s: float = PATIENCE_S) -> T:
-    """Returns the result of `look` as soon as it is true."""
-    end = time.monotonic() + patience_s
-    while not (found := look()):
-        assert time.monotonic() < end, f"never happened: {what}"
-        time.sleep(0.05)
-    return found
+UNIQUE = re.compile(r"-[0-9a-f]{8}$")
 
 
 def unique(name: str) -> str:
@@ -306,7 +304,10 @@ class Daemons:
         self.executors: list[Daemon] = []
 
     def executor(self, name: str, *more: str) -> Daemon:
-        """An executor with a small share, not started yet."""
+        """An executor with a small share, not started yet. Other tests run at the same time on this
+        host, so the name must come from `unique`.
+        """
+        assert UNIQUE.search(name), f"{name} is not unique on this host; use unique()"
         as_root = ("--allow-root-tasks", "--task-user", "self") if os.geteuid() == 0 else ()
         here = ("--executor-id", name, "--run-dir", str(self.folder / "run"))
         addresses = ("--manager", self.address, "--listen", "127.0.0.1:0")

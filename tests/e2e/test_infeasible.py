@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.driving import Daemons, eventually, finish
+from tests.e2e.driving import Daemons, eventually, finish, unique
 
 pytestmark = pytest.mark.full
 
@@ -19,7 +19,7 @@ def test_a_run_from_before_the_first_executor_ends_like_one_that_comes_later(
     run = ("run", "--cpu", "640", "--", "true")
     early = daemons.cli.start(*run)
     (request,) = eventually(lambda: daemons.cli.items("requests"), "the request waits")
-    daemons.executor("small").start()
+    daemons.executor(unique("small")).start()
     outcome = finish(early)
     late = daemons.cli(*run)
 

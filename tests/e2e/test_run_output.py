@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import finegrain_client as fg
-from tests.e2e.driving import Daemons, Small, eventually, finish, helper_pid
+from tests.e2e.driving import Daemons, Small, eventually, finish, helper_pid, unique
 from tests.support.patience import PATIENCE_S
 
 LIMIT = ("--output-limit", "64K")
@@ -106,9 +106,9 @@ def await_size(file: Path, size: int) -> None:
 def test_output_survives_kills_of_front_and_helper(daemons: Daemons, tmp_path: Path) -> None:
     daemons.manager.start()
     daemons.manager.endpoint()
-    executor = daemons.executor("one")
+    executor = daemons.executor(name := unique("output"))
     executor.start()
-    daemons.await_executors("one")
+    daemons.await_executors(name)
     file, pieces = tmp_path / "out", 40
     code = f"for i in $(seq {pieces}); do seq {COUNT // pieces}; sleep 0.3; done"
     run = daemons.patient_cli.start(
@@ -132,9 +132,9 @@ def test_a_lost_holder_costs_the_middle_and_the_caller_learns_it(
 ) -> None:
     daemons.manager.start("--lost-timeout", "10m")
     daemons.manager.endpoint()
-    executor = daemons.executor("one")
+    executor = daemons.executor(name := unique("output"))
     executor.start()
-    daemons.await_executors("one")
+    daemons.await_executors(name)
     file = tmp_path / "out"
     code = "echo first; sleep 4; seq 1000000; echo last"
     run = daemons.patient_cli.start(

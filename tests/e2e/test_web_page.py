@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.e2e.driving import Daemons, eventually, finish, read_until
+from tests.e2e.driving import Daemons, eventually, finish, read_until, unique
 from tests.support.browser import Browser, browsing
 from tests.support.identities import credentials_file
 from tests.support.patience import PATIENCE_S
@@ -29,8 +29,8 @@ def test_from_a_waiting_request_to_its_reason_and_a_drained_host(
 ) -> None:
     daemons.manager.start()
     daemons.manager.endpoint()
-    daemons.executor("web-a").start()
-    daemons.await_executors("web-a")
+    daemons.executor(name := unique("web")).start()
+    daemons.await_executors(name)
     run = daemons.cli.start("run", "--cpu", "0.8", "--", "sleep", "600")
     eventually(lambda: daemons.cli.items("slots"), "the first command has its slot")
     waits = daemons.cli.start("run", "--cpu", "0.8", "--name", MARKUP, "--", "true")
@@ -38,7 +38,7 @@ def test_from_a_waiting_request_to_its_reason_and_a_drained_host(
     address = read_until(page, b"\n").decode().strip()
 
     browser.open(address)
-    browser.shows("operator/root", "web-a", "1 slot of 2 jobs", "WAITING_CAPACITY")
+    browser.shows("operator/root", name, "1 slot of 2 jobs", "WAITING_CAPACITY")
     browser.click("nav a", "Requests")
     browser.shows(MARKUP, "WAITING_CAPACITY")
     request = daemons.cli.items("requests")[1]["allocation_id"]
@@ -46,7 +46,7 @@ def test_from_a_waiting_request_to_its_reason_and_a_drained_host(
     browser.shows("Request", "asked 0.8, free 0.2")
 
     browser.click("nav a", "Cluster")
-    browser.click("a", "web-a")
+    browser.click("a", name)
     browser.click("button", "Drain")
     browser.click("button.danger", "Drain")
     browser.shows("draining: drained on the web page")
@@ -76,8 +76,8 @@ def test_the_owner_of_a_job_sees_its_output_as_it_is_written(
 ) -> None:
     daemons.manager.start()
     daemons.manager.endpoint()
-    daemons.executor("web-b").start()
-    daemons.await_executors("web-b")
+    daemons.executor(name := unique("web")).start()
+    daemons.await_executors(name)
     alice = replace(daemons.cli, credentials_file=credentials_file(daemons.folder, "user/alice"))
     lines = "i=0; while true; do i=$((i+1)); echo line $i; echo bad $i >&2; sleep 0.2; done"
     run = alice.start("run", "--cpu", "0.2", "--name", MARKUP, "--", "sh", "-c", lines)
@@ -86,7 +86,7 @@ def test_the_owner_of_a_job_sees_its_output_as_it_is_written(
     address = read_until(page, b"\n").decode().strip()
 
     host, _, code = address.partition("#")
-    browser.open(f"{host}executors/web-b?slot={slot['allocation_id']}#{code}")
+    browser.open(f"{host}executors/{name}?slot={slot['allocation_id']}#{code}")
     browser.shows("user/alice", "Tasks of this slot", "sh -c", "Cpus")
     task = browser.run("return document.querySelector('.panel td button').innerText")
     browser.click("td button", task)

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives import hashes
 from finegrain.certificates.authority import utc_now
 from finegrain.certificates.keys import key_pem, new_key
 from finegrain.credentials import read_credentials
-from tests.e2e.driving import Cli, Daemons, eventually, free_address
+from tests.e2e.driving import Cli, Daemons, eventually, free_address, unique
 from tests.support.browser import browsing
 from tests.support.components import REPOSITORY
 from tests.support.identities import credentials_file
@@ -71,15 +71,15 @@ def hostile_page() -> Iterator[str]:
 
 
 HOSTILE = """
-    const [base, done] = [arguments[0], arguments[1]];
+    const [base, name, done] = arguments;
     const change = (path, headers) => fetch(base + path, {
       method: "POST", mode: "no-cors", credentials: "include", headers, body: "{}",
     }).then(() => "sent", () => "failed");
     const read = (path) => fetch(base + path, { credentials: "include" })
       .then((response) => response.text(), () => "refused");
     Promise.all([
-      change("/v1/executors/web-a/drain", {}),
-      change("/v1/executors/web-a/drain", { "content-type": "text/plain" }),
+      change(`/v1/executors/${name}/drain`, {}),
+      change(`/v1/executors/${name}/drain`, { "content-type": "text/plain" }),
       read("/v1/executors"),
       read("/session"),
     ]).then(done);
@@ -102,22 +102,22 @@ def test_a_session_in_a_browser(daemons: Daemons) -> None:
     web = free_address()
     daemons.manager.start("--web-listen", web)
     daemons.manager.endpoint()
-    daemons.executor("web-a").start()
-    daemons.await_executors("web-a")
+    daemons.executor(name := unique("web")).start()
+    daemons.await_executors(name)
     reader, base = viewer(daemons), f"https://{web}"
     with browsing(flags=("--ignore-certificate-errors",)) as browser:
         browser.open(base)
         browser.shows("finegrain web --link")
         browser.open("about:blank")
         browser.open(link_of(daemons.cli))
-        browser.shows("operator/root", "web-a")
+        browser.shows("operator/root", name)
         with hostile_page() as address:
             browser.open(address)
             browser.driver.set_script_timeout(30)
-            answers = browser.driver.execute_async_script(HOSTILE, base)
+            answers = browser.driver.execute_async_script(HOSTILE, base, name)
         assert answers[2:] == ["refused", "refused"]
         assert not daemons.cli.items("executors")[0]["draining"]
-        browser.open(f"{base}/executors/web-a")  # the session itself may drain it
+        browser.open(f"{base}/executors/{name}")  # the session itself may drain it
         browser.click("button", "Drain")
         browser.click("button.danger", "Drain")
         browser.shows("draining: drained on the web page")
@@ -126,20 +126,20 @@ def test_a_session_in_a_browser(daemons: Daemons) -> None:
         assert link.startswith(f"{base}/#")
         browser.open("about:blank")
         browser.open(link)
-        browser.shows(VIEWER, "web-a")
+        browser.shows(VIEWER, name)
         browser.open("about:blank")
-        browser.open(f"{base}/executors/web-a")  # another page of the same session
-        browser.shows(VIEWER, "web-a", "draining")
+        browser.open(f"{base}/executors/{name}")  # another page of the same session
+        browser.shows(VIEWER, name, "draining")
         (session,) = reader.items("web", "--sessions")
         assert session["identity"] == VIEWER
 
         assert "Undrain" not in browser.text  # the page offers no change, and none is allowed
-        refused = browser.driver.execute_async_script(OWN, "/v1/executors/web-a/undrain")
+        refused = browser.driver.execute_async_script(OWN, f"/v1/executors/{name}/undrain")
         assert refused == [403, "ROLE_MISSING"]
         assert daemons.cli.items("executors")[0]["draining"]
 
         browser.open(base)
-        browser.shows(VIEWER, "web-a")
+        browser.shows(VIEWER, name)
         daemons.manager.kill()
         browser.shows("Not up to date")
         daemons.manager.start("--web-listen", web)

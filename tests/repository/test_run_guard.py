@@ -6,15 +6,13 @@ import fcntl
 import os
 import signal
 import termios
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from tests.support.control_groups import groups_called
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, eventually
 from tests.support.small_runs import small_run
 
 T = TypeVar("T")
@@ -58,14 +56,6 @@ async def test_something_that_carves_a_slot():
     Path("pytest.new").rename("pytest")
     time.sleep(1000)
 """
-
-
-def eventually(look: Callable[[], T], what: str) -> T:
-    end = time.monotonic() + PATIENCE_S
-    while not (found := look()):
-        assert time.monotonic() < end, f"never happened: {what}"
-        time.sleep(0.02)
-    return found
 
 
 def alive(pid: int) -> bool:

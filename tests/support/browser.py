@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from tests.support.patience import PATIENCE_S
+from tests.support import patience
 
-
-def eventually(look: Callable[[], Any], what: str) -> None:
-    """Waits until `look` returns something true."""
-    end = time.monotonic() + PATIENCE_S
-    while not look():
-        assert time.monotonic() < end, f"never happened: {what}"
-        time.sleep(0.05)
+eventually = patience.eventually
 
 
 class Browser:

@@ -44,8 +44,11 @@ from resource_manager.options import ResourceManagerOptions
 from resource_manager.service.identities.epochs import EpochProofs
 from resource_manager.service.identities.own import open_own_files
 from resource_manager.web_site import ServeWeb
+from tests.support import patience
 from tests.support.identities import signed_by
 from tests.support.patience import PATIENCE_S
+
+eventually = patience.eventually_async
 
 # the typed base is abstract; a call that the script lacks must return "unimplemented"
 if TYPE_CHECKING:
@@ -449,19 +452,6 @@ async def refusal(call: Any) -> FinegrainError:
     with pytest.raises(grpc.RpcError) as caught:
         await call
     return error_from_rpc(caught.value)
-
-
-async def eventually(check: Callable[[], Any], *, what: str = "the condition") -> Any:
-    """Waits for the first true result of a check, which may be a coroutine, and returns it."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            found = check()
-            if asyncio.iscoroutine(found):
-                found = await found
-            if found:
-                return found
-            await asyncio.sleep(0.02)
-    raise AssertionError(what)
 
 
 async def fetch(address: str, path: str) -> tuple[int, str]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
+import threading
 from dataclasses import replace
 
 import pytest
 
 from finegrain.errors import Reason
 from finegrain.resources import GIB, MIB
+from finegrain_cli.commands import elastic
+from finegrain_cli.text.output import say
 from finegrain_client.errors import ResizeRefused, StillResizing
 from finegrain_client.types.status import SlotStatus
 from tests.support.cli import CHANGE, GRANTED, PROVIDERS, SLOT, WAITING, FakeCluster, Finegrain
+from tests.support.patience import PATIENCE_S
 
 UNSAID = {
     "cpu_milli": None,
@@ -112,11 +115,19 @@ def test_what_becomes_of_it_shows_in_the_exit_code(
 def test_what_a_change_waits_for_is_said_when_it_takes_a_while(
     finegrain: Finegrain, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("finegrain_cli.commands.elastic.QUIET_S", 0.0)
+    monkeypatch.setattr(elastic, "QUIET_S", 0.0)
+
+    said = threading.Event()
+
+    def noted(text: str) -> None:
+        say(text)
+        said.set()
 
     def slow(*_args: object, **_size: object) -> SlotStatus:
-        time.sleep(0.3)
+        assert said.wait(PATIENCE_S)
         return SLOT
+
+    monkeypatch.setattr(elastic, "say", noted)
 
     monkeypatch.setattr(cluster, "resize", slow)
     result = finegrain("resize", SLOT.allocation_id, "--cpu", "2")

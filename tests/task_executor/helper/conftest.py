@@ -11,7 +11,7 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,22 +30,14 @@ from task_executor.host.helper_client import (
     TaskSpec,
 )
 from task_executor.host.task_log import Stream, read_output
+from tests.support import patience
 from tests.support.control_groups import groups_called
 from tests.support.journals import record_of
 from tests.support.patience import PATIENCE_S
 
+eventually = patience.eventually_async
+
 MIB = 1 << 20
-
-
-async def eventually(condition: Callable[[], Any], what: str) -> Any:
-    """Returns the first true value of the condition. If there is none in time, fails with a message
-    that names `what`.
-    """
-    end = time.monotonic() + PATIENCE_S
-    while not (value := condition()):
-        assert time.monotonic() < end, f"waited in vain until {what}"
-        await asyncio.sleep(0.01)
-    return value
 
 
 def leftover_groups(executor_id: str) -> list[Path]:

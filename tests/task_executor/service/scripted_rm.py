@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,21 +19,14 @@ from finegrain.rpc.wire import duration_ms_to_proto
 from finegrain.v1 import cpus_pb2, identity_pb2, slots_pb2, task_executor_pb2_grpc
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import task_executor_pb2 as te
-from tests.support import identities
+from tests.support import identities, patience
 from tests.support.patience import PATIENCE_S
+
+eventually = patience.eventually_async
 
 OWNER, OTHER_OWNER, OPERATOR = "user/alice", "user/bob", "operator/ann"
 EXECUTOR_ID = "host-a"  # of executors in this process
 MIB = 1 << 20
-
-
-async def eventually(condition: Callable[[], Any], what: str) -> Any:
-    """The first true value of condition; a failure that says what was waited for."""
-    end = time.monotonic() + PATIENCE_S
-    while not (value := condition()):
-        assert time.monotonic() < end, f"waited in vain until {what}"
-        await asyncio.sleep(0.01)
-    return value
 
 
 @dataclass
