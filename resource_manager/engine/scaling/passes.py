@@ -31,7 +31,7 @@ from resource_manager.engine.planning.draft import COST_UNIT
 from resource_manager.engine.planning.offers import Allowance, Offer
 from resource_manager.engine.planning.steps import Steps, advance, finish
 from resource_manager.engine.scaling.backlog import PATIENCE, more_of, note_totals, plan_waiting
-from resource_manager.engine.scaling.emptying import choose_to_empty
+from resource_manager.engine.scaling.emptying import Emptying
 from resource_manager.engine.scaling.spare import Spare
 from resource_manager.engine.state import State
 
@@ -98,7 +98,7 @@ def _pass(state: State) -> Steps[None]:
     yield len(state.provisions)
     _give_back_idle(state)
     yield len(state.provisions)
-    choose_to_empty(state)
+    Emptying(state).choose()
 
 
 def _check_provision(state: State, provision: Provision) -> None:

@@ -31,7 +31,7 @@ from resource_manager.engine.placement.placer import Placer
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 from resource_manager.engine.scaling.arrival import hand_over
-from resource_manager.engine.scaling.emptying import use_again
+from resource_manager.engine.scaling.emptying import Emptying
 from resource_manager.engine.scaling.passes import provide
 from resource_manager.engine.scheduling.backfill import Backfill
 from resource_manager.engine.scheduling.dispatch import dispatch
@@ -109,7 +109,7 @@ def decide(state: State) -> None:
             Backfill(state).plan()
     place_waiting(state)
     # If a request waits that fits on an executor that is being emptied, the executor is needed.
-    if state.elastic.emptying and use_again(state):
+    if state.elastic.emptying and Emptying(state).use_again():
         place_waiting(state)
     if state.queue.starvation:
         reserve_for_starved(state)
