@@ -435,7 +435,10 @@ class RequestMoves:
         elif request.waiting_until_ms is None:
             # Until now, this member of a range had no separate deadline: the timer of its part was
             # enough.
-            request.waiting_until_ms = self.journal.deadline_ms(timeout_ms, request.create_time_ms)
+            found = self.ranges.named(request.allocation_id)
+            request.waiting_until_ms = found[0].waiting_until_ms if found is not None else None
+        if request.waiting_until_ms is None:
+            return
         self.timers.arm(Timer.REQUEST, request.allocation_id, request.waiting_until_ms)
 
     def lose(self, slot: Slot, reason: str, message: str) -> None:

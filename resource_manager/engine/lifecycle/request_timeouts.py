@@ -4,8 +4,9 @@ The time counts from the arrival of a request. If a granted slot is lost and its
 again, the time starts again at the moment of the loss. Gangs have a separate timeout, see
 `gangs.py`.
 
-Deadlines are not stored. After a restart, a request that was never placed gets the deadline that
-follows from its arrival time. For any other request, the time starts again at the restart.
+Deadlines are monotonic times, so a change of the wall clock does not move them. Deadlines are not
+stored. After a restart, a request that was never placed gets the deadline that follows from its
+arrival time. For any other request, the time starts again at the restart.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class RequestTimeouts:
         """Arms the timer of a part of a range that is new or restored."""
         timeout_ms = part.spec.request.wait_timeout_ms
         if timeout_ms is not None:
-            until_ms = self.journal.deadline_ms(timeout_ms, part.row.create_time_ms)
-            self.timers.arm(Timer.RANGE, part.id_of(part.first), until_ms)
+            part.waiting_until_ms = self.journal.deadline_ms(timeout_ms, part.row.create_time_ms)
+            self.timers.arm(Timer.RANGE, part.id_of(part.first), part.waiting_until_ms)
 
     def request_timer_fired(self, allocation_id: str) -> None:
         """Rejects a request whose timeout has expired."""
@@ -72,14 +73,12 @@ class RequestTimeouts:
         if found is None:
             return
         part, _ = found
-        timeout_ms = part.spec.request.wait_timeout_ms
-        # The deadline depends on the wall clock. Compare it again, because the wall clock was
-        # possibly set back meanwhile.
-        until_ms = self.journal.deadline_ms(timeout_ms or 0, part.row.create_time_ms)
-        if self.journal.now_ms < until_ms:
-            self.timers.arm(Timer.RANGE, allocation_id, until_ms)
+        if part.waiting_until_ms is None:
             return
-        why = Why(Reason.TIMED_OUT, _message(timeout_ms))
+        if self.journal.now_ms < part.waiting_until_ms:
+            self.timers.arm(Timer.RANGE, allocation_id, part.waiting_until_ms)
+            return
+        why = Why(Reason.TIMED_OUT, _message(part.spec.request.wait_timeout_ms))
         for start, end in list(part.waiting.runs()):
             self.range_moves.reject_waiting(part, start, end, why)
 

@@ -61,12 +61,15 @@ class Part:
         waiting: the indexes of pending members that were never placed.
         materialized: the indexes of members that have a `Request`.
         stored: the indexes of materialized members that have their own row.
+        waiting_until_ms: the deadline (monotonic) of the members that were never placed; None if
+            the range has no timeout. The deadline is not stored.
     """
 
     row: RequestRange
     waiting: IntervalSet
     materialized: IntervalSet = field(default_factory=IntervalSet)
     stored: IntervalSet = field(default_factory=IntervalSet)
+    waiting_until_ms: int | None = None
 
     @classmethod
     def of(cls, row: RequestRange) -> Part:

@@ -1,0 +1,45 @@
+"""Tests that a change of the wall clock does not move the timeouts of waiting requests."""
+
+from __future__ import annotations
+
+import pytest
+
+from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.states import RequestState
+from resource_manager.engine.model.entities import Instant, RangeSpec, RequestSpec
+from tests.support.engine_cluster import EngineCluster
+
+HOUR_MS = 3_600_000
+SPEC = RequestSpec("many", ResourceProfile(1_000, 64 * MIB), wait_timeout_ms=60_000)
+
+
+class Shifted(EngineCluster):
+    """A cluster whose wall clock can be set."""
+
+    shift_ms = 0
+
+    @property
+    def at(self) -> Instant:
+        found = super().at
+        return Instant(found.monotonic_ms, found.time_ms + self.shift_ms)
+
+
+@pytest.mark.parametrize("shift_ms", [-HOUR_MS, 0, HOUR_MS])
+def test_single_requests_and_ranges_time_out_at_the_same_moment(shift_ms: int) -> None:
+    cluster = Shifted()
+    cluster.submit(RangeSpec(SPEC, 0, 2))
+    cluster.submit(RequestSpec("single", SPEC.profile, wait_timeout_ms=60_000))
+    cluster.wait(30_000)
+    cluster.shift_ms = shift_ms
+    cluster.wait(29_000)
+    waiting = {"many.0", "many.1", "single"}
+    assert all(_state(cluster, name) is RequestState.PENDING for name in waiting)
+    cluster.wait(1_000)
+    cluster.settle()
+    assert all(_state(cluster, name) is RequestState.REJECTED for name in waiting)
+
+
+def _state(cluster: EngineCluster, name: str) -> RequestState:
+    found = cluster.state.requests.named(name)
+    assert found is not None
+    return found.state
