@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -43,6 +44,9 @@ from tests.support.rm_service import eventually
 pytestmark = pytest.mark.full
 
 KIND = "process"
+PREFIX = f"half-{uuid.uuid4().hex[:8]}"
+ONE, TWO = f"{PREFIX}-1", f"{PREFIX}-2"
+"""Ids of executors. The kernel's groups have these names, and other tests run on this host."""
 
 
 class Host:
@@ -95,17 +99,17 @@ async def host(tmp_path: Path) -> AsyncIterator[Host]:
     made = Host(tmp_path)
     async with joining() as address:
         context = provider_context(made.state_dir)
-        for executor_id in ("half-1-1", "half-1-2"):
+        for executor_id in (ONE, TWO):
             give_token(context, executor_id, join_token(address, executor_id))
         yield made
         await made.close()
 
 
 async def ended(provider: ProcessProvider) -> str:
-    """Waits until executor half-1-1 is reported as ended; returns the message."""
+    """Waits until executor ONE is reported as ended; returns the message."""
 
     async def look() -> str:
-        seen = await provider.status("half-1-1", "half", "")
+        seen = await provider.status(ONE, "half", "")
         return seen.message if seen.presence is Presence.ENDED else ""
 
     said: str = await eventually(look, what="it ended")
@@ -115,38 +119,38 @@ async def ended(provider: ProcessProvider) -> str:
 async def test_an_executor_is_started_seen_and_stopped_with_all_that_it_had(host: Host) -> None:
     provider = host.provider(halves(2, isolation="auto"))
 
-    started = await provider.start("half-1-1", "half", again=False)
-    await host.serves("half-1-1")
-    seen = await provider.status("half-1-1", "half", started.handle)
+    started = await provider.start(ONE, "half", again=False)
+    await host.serves(ONE)
+    seen = await provider.status(ONE, "half", started.handle)
     groups = [
         Path(group)
-        for group in json.loads(
-            (host.path("half-1-1") / "state" / "helper" / "helper.json").read_text()
-        )["base"].values()
+        for group in json.loads((host.path(ONE) / "state" / "helper" / "helper.json").read_text())[
+            "base"
+        ].values()
     ]
     existed = [group.exists() for group in groups]
-    said = await provider.stop("half-1-1", "half", started.handle)
+    said = await provider.stop(ONE, "half", started.handle)
 
     assert "half#1" in started.message
     assert seen.presence is Presence.RUNS
     assert all(existed)
     assert said == ""
-    assert not processes_naming(host.path("half-1-1"))
+    assert not processes_naming(host.path(ONE))
     assert not any(group.exists() for group in groups)
-    assert not host.path("half-1-1").exists()
-    assert "task_executor_serving" in (host.directory / "output" / "half-1-1.log").read_text()
+    assert not host.path(ONE).exists()
+    assert "task_executor_serving" in (host.directory / "output" / f"{ONE}.log").read_text()
 
 
 async def test_what_it_writes_is_bounded_as_long_as_it_lives(host: Host) -> None:
     provider = host.provider()
-    await provider.start("half-1-1", "half", again=False)
-    await host.serves("half-1-1")
-    output = host.path("half-1-1") / "output"
+    await provider.start(ONE, "half", again=False)
+    await host.serves(ONE)
+    output = host.path(ONE) / "output"
     with output.open("ab") as file:  # like the executor, which continues to write to it
         for _ in range(3):
             file.write(b"x" * OUTPUT_BYTES_MAX + b" the last\n")
             file.flush()
-            seen = await provider.status("half-1-1", "half", "")
+            seen = await provider.status(ONE, "half", "")
             assert seen == Observation(Presence.RUNS)
             assert output.stat().st_size == 0
         file.write(b"and the next\n")
@@ -158,10 +162,10 @@ async def test_what_it_writes_is_bounded_as_long_as_it_lives(host: Host) -> None
 
 async def test_it_is_told_its_share_its_labels_and_its_shape(host: Host) -> None:
     provider = host.provider()
-    await provider.start("half-1-1", "half", again=False)
-    pid = await host.serves("half-1-1")
+    await provider.start(ONE, "half", again=False)
+    pid = await host.serves(ONE)
 
-    told = tomllib.loads((host.path("half-1-1") / "executor.toml").read_text())["executor"]
+    told = tomllib.loads((host.path(ONE) / "executor.toml").read_text())["executor"]
     environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
     assert told["cpu"] == "500m"
@@ -174,7 +178,7 @@ async def test_it_is_told_its_share_its_labels_and_its_shape(host: Host) -> None
 
 async def test_a_share_is_never_given_to_two(host: Host) -> None:
     provider = host.provider()
-    ids = [f"half-1-{number}" for number in range(1, 5)]
+    ids = [f"{PREFIX}-{number}" for number in range(1, 5)]
 
     told = await asyncio.gather(
         *(provider.start(each, "half", again=False) for each in ids), return_exceptions=True
@@ -194,93 +198,93 @@ async def test_a_leader_that_was_stopped_while_it_gave_a_share_holds_nobody_up(
     with (host.directory / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(ProviderFailed, match="suspended"):
-            await host.provider().start("half-1-1", "half", again=False)
+            await host.provider().start(ONE, "half", again=False)
 
-    assert await host.provider().start("half-1-1", "half", again=True)
+    assert await host.provider().start(ONE, "half", again=True)
 
 
 async def test_a_share_is_free_again_when_its_executor_is_gone(host: Host) -> None:
     provider = host.provider(halves(1))
-    await provider.start("half-1-1", "half", again=False)
-    await provider.stop("half-1-1", "half", "")
+    await provider.start(ONE, "half", again=False)
+    await provider.stop(ONE, "half", "")
 
-    await provider.start("half-1-2", "half", again=False)
+    await provider.start(TWO, "half", again=False)
 
-    assert host.claims() == {"half-1-2": "half#1"}
+    assert host.claims() == {TWO: "half#1"}
 
 
 async def test_asked_again_it_leaves_the_one_that_runs(host: Host) -> None:
-    await host.provider().start("half-1-1", "half", again=False)
-    pid = await host.serves("half-1-1")
+    await host.provider().start(ONE, "half", again=False)
+    pid = await host.serves(ONE)
 
-    again = await host.provider().start("half-1-1", "half", again=True)
+    again = await host.provider().start(ONE, "half", again=True)
 
     assert f"process {pid} " in again.message
-    assert host.claims() == {"half-1-1": "half#1"}
+    assert host.claims() == {ONE: "half#1"}
 
 
 async def test_killed_before_the_process_was_started_the_next_life_starts_it(host: Host) -> None:
     """The provider was killed after it claimed a share."""
     provider = host.provider(halves(1))
     own = configuration(host.folder, halves(1)).shapes[KIND][0]
-    claimed = ExecutorDirectory(host.directory, "half-1-1", ["never"], {})
+    claimed = ExecutorDirectory(host.directory, ONE, ["never"], {})
     claimed.path.parent.mkdir(parents=True)
     share = own.settings.shares[0]
     claimed.make(Claim("half", share), provider._configuration(claimed, own, share))
 
-    with pytest.raises(ProviderFailed, match="in use, by half-1-1"):
-        await provider.start("half-1-2", "half", again=False)
-    await provider.start("half-1-1", "half", again=True)
+    with pytest.raises(ProviderFailed, match=f"in use, by {ONE}"):
+        await provider.start(TWO, "half", again=False)
+    await provider.start(ONE, "half", again=True)
 
-    await host.serves("half-1-1")
-    assert host.claims() == {"half-1-1": "half#1"}
+    await host.serves(ONE)
+    assert host.claims() == {ONE: "half#1"}
 
 
 async def test_killed_before_it_noted_the_process_the_next_life_finds_it(host: Host) -> None:
-    await host.provider(halves(1)).start("half-1-1", "half", again=False)
-    pid = await host.serves("half-1-1")
-    (host.path("half-1-1") / "front.json").unlink()
+    await host.provider(halves(1)).start(ONE, "half", again=False)
+    pid = await host.serves(ONE)
+    (host.path(ONE) / "front.json").unlink()
 
-    again = await host.provider(halves(1)).start("half-1-1", "half", again=True)
+    again = await host.provider(halves(1)).start(ONE, "half", again=True)
 
     assert f"process {pid} " in again.message
 
 
 async def test_killed_while_it_stopped_one_the_next_life_ends_that(host: Host) -> None:
-    await host.provider().start("half-1-1", "half", again=False)
-    pid = await host.serves("half-1-1")
+    await host.provider().start(ONE, "half", again=False)
+    pid = await host.serves(ONE)
     os.kill(pid, signal.SIGTERM)  # and then the provider was killed
-    await eventually(lambda: not host.endpoint("half-1-1"), what="the front has ended")
+    await eventually(lambda: not host.endpoint(ONE), what="the front has ended")
 
     provider = host.provider()
-    await provider.stop("half-1-1", "half", "")
-    await provider.stop("half-1-1", "half", "")
+    await provider.stop(ONE, "half", "")
+    await provider.stop(ONE, "half", "")
 
-    assert not host.path("half-1-1").exists()
-    assert not processes_naming(host.path("half-1-1"))
+    assert not host.path(ONE).exists()
+    assert not processes_naming(host.path(ONE))
 
 
 async def test_a_front_that_was_killed_is_started_again_but_not_for_ever(host: Host) -> None:
     provider = host.provider()
-    await provider.start("half-1-1", "half", again=False)
+    await provider.start(ONE, "half", again=False)
     lives = []
     for _ in range(4):
-        lives.append(await host.serves("half-1-1"))
+        lives.append(await host.serves(ONE))
         os.kill(lives[-1], signal.SIGKILL)
-        await eventually(lambda: not host.endpoint("half-1-1"), what="the front is dead")
-        seen = await provider.status("half-1-1", "half", "")
+        await eventually(lambda: not host.endpoint(ONE), what="the front is dead")
+        seen = await provider.status(ONE, "half", "")
 
     assert len(set(lives)) == 4
     assert seen.presence is Presence.ENDED
-    said = await provider.stop("half-1-1", "half", "")
+    said = await provider.stop(ONE, "half", "")
     assert "slots or tasks were left" in said
-    assert not processes_naming(host.path("half-1-1"))
+    assert not processes_naming(host.path(ONE))
 
 
 async def test_one_that_ended_in_order_by_itself_is_seen_as_ended(host: Host) -> None:
     provider = host.provider()
-    await provider.start("half-1-1", "half", again=False)
-    os.kill(await host.serves("half-1-1"), signal.SIGTERM)
+    await provider.start(ONE, "half", again=False)
+    os.kill(await host.serves(ONE), signal.SIGTERM)
 
     said = await ended(provider)
 
@@ -290,13 +294,13 @@ async def test_one_that_ended_in_order_by_itself_is_seen_as_ended(host: Host) ->
 async def test_one_that_cannot_start_is_seen_as_ended_with_what_it_said(host: Host) -> None:
     wrong = halves(1).replace('isolation = "none"', 'isolation = "nnoe"')
     provider = host.provider(wrong)
-    await provider.start("half-1-1", "half", again=False)
+    await provider.start(ONE, "half", again=False)
 
     said = await ended(provider)
 
     assert "isolation" in said
-    assert await provider.stop("half-1-1", "half", "") == ""
-    assert not host.path("half-1-1").exists()
+    assert await provider.stop(ONE, "half", "") == ""
+    assert not host.path(ONE).exists()
 
 
 async def test_a_program_that_is_not_there_is_a_failure(host: Host) -> None:
@@ -305,34 +309,34 @@ async def test_a_program_that_is_not_there_is_a_failure(host: Host) -> None:
     )
 
     with pytest.raises(ProviderFailed, match="/nowhere/finegrain cannot be started: No such file"):
-        await provider.start("half-1-1", "half", again=False)
-    assert await provider.stop("half-1-1", "half", "") == ""
+        await provider.start(ONE, "half", again=False)
+    assert await provider.stop(ONE, "half", "") == ""
 
 
 async def test_one_that_does_not_end_in_time_is_killed_with_its_helper(host: Host) -> None:
     provider = host.provider(halves(1).replace('"20s"', '"1s"'))
-    await provider.start("half-1-1", "half", again=False)
-    os.kill(await host.serves("half-1-1"), signal.SIGSTOP)
+    await provider.start(ONE, "half", again=False)
+    os.kill(await host.serves(ONE), signal.SIGSTOP)
 
-    said = await provider.stop("half-1-1", "half", "")
+    said = await provider.stop(ONE, "half", "")
 
     assert said
-    assert not processes_naming(host.path("half-1-1"))
-    assert not host.path("half-1-1").exists()
+    assert not processes_naming(host.path(ONE))
+    assert not host.path(ONE).exists()
 
 
 async def test_tasks_of_a_front_that_was_killed_end_with_the_executor(host: Host) -> None:
     """The helper continues when its front dies; a stop must find it in any case."""
     provider = host.provider(halves(1, isolation="auto"))
-    await provider.start("half-1-1", "half", again=False)
-    os.kill(await host.serves("half-1-1"), signal.SIGKILL)
-    await eventually(lambda: not host.endpoint("half-1-1"), what="the front is dead")
-    helpers = processes_naming(host.path("half-1-1"))
+    await provider.start(ONE, "half", again=False)
+    os.kill(await host.serves(ONE), signal.SIGKILL)
+    await eventually(lambda: not host.endpoint(ONE), what="the front is dead")
+    helpers = processes_naming(host.path(ONE))
 
-    await provider.stop("half-1-1", "half", "")
+    await provider.stop(ONE, "half", "")
 
     assert helpers
-    assert not processes_naming(host.path("half-1-1"))
+    assert not processes_naming(host.path(ONE))
 
 
 @pytest.mark.parametrize("isolation", ["none", "auto"])
@@ -340,28 +344,28 @@ async def test_one_whose_directory_disappeared_keeps_its_share_until_it_is_stopp
     host: Host, isolation: str
 ) -> None:
     provider = host.provider(halves(2, isolation=isolation))
-    started = await provider.start("half-1-1", "half", again=False)
-    await host.serves("half-1-1")
+    started = await provider.start(ONE, "half", again=False)
+    await host.serves(ONE)
     shutil.rmtree(host.directory)
 
-    seen = await provider.status("half-1-1", "half", started.handle)
-    with pytest.raises(ProviderFailed, match="share of half-1-1 is not known"):
-        await provider.start("half-1-2", "half", again=False)
-    await provider.stop("half-1-1", "half", started.handle)
-    gone = await provider.status("half-1-1", "half", started.handle)
+    seen = await provider.status(ONE, "half", started.handle)
+    with pytest.raises(ProviderFailed, match=f"share of {ONE} is not known"):
+        await provider.start(TWO, "half", again=False)
+    await provider.stop(ONE, "half", started.handle)
+    gone = await provider.status(ONE, "half", started.handle)
 
     assert (seen.presence, gone.presence) == (Presence.RUNS, Presence.ENDED)
-    assert not processes_naming(host.path("half-1-1"))
-    assert not groups_called("finegrain/half-1-1")
-    assert "half#1" in (await provider.start("half-1-2", "half", again=False)).message
+    assert not processes_naming(host.path(ONE))
+    assert not groups_called(f"finegrain/{ONE}")
+    assert "half#1" in (await provider.start(TWO, "half", again=False)).message
 
 
 async def test_a_stop_that_is_put_off_can_be_taken_up_by_the_next_life(host: Host) -> None:
     provider = host.provider()
-    await provider.start("half-1-1", "half", again=False)
-    pid = await host.serves("half-1-1")
+    await provider.start(ONE, "half", again=False)
+    pid = await host.serves(ONE)
     os.kill(pid, signal.SIGSTOP)
-    stopping = asyncio.create_task(provider.stop("half-1-1", "half", ""))
+    stopping = asyncio.create_task(provider.stop(ONE, "half", ""))
     await asyncio.sleep(0.2)
     stopping.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -369,46 +373,46 @@ async def test_a_stop_that_is_put_off_can_be_taken_up_by_the_next_life(host: Hos
     lived_on = Process(pid, this_process(pid).start_ticks).is_running()  # type: ignore[union-attr]
     os.kill(pid, signal.SIGCONT)
 
-    await host.provider().stop("half-1-1", "half", "")
+    await host.provider().stop(ONE, "half", "")
 
     assert lived_on
-    assert not host.path("half-1-1").exists()
+    assert not host.path(ONE).exists()
 
 
 async def test_what_was_started_elsewhere_is_not_called_gone(host: Host) -> None:
     provider = host.provider()
-    elsewhere = "another-host:/var/lib/finegrain/rm/provided/process/executors/half-1-1"
+    elsewhere = f"another-host:/var/lib/finegrain/rm/provided/process/executors/{ONE}"
 
-    seen = await provider.status("half-1-1", "half", elsewhere)
+    seen = await provider.status(ONE, "half", elsewhere)
     with pytest.raises(ProviderFailed, match="another-host"):
-        await provider.stop("half-1-1", "half", elsewhere)
+        await provider.stop(ONE, "half", elsewhere)
 
     assert seen.presence is Presence.UNKNOWN
 
 
 async def test_what_an_earlier_configuration_started_can_still_be_stopped(host: Host) -> None:
-    await host.provider().start("half-1-1", "half", again=False)
-    await host.serves("half-1-1")
+    await host.provider().start(ONE, "half", again=False)
+    await host.serves(ONE)
 
     provider = host.provider(halves(2).replace('"half"', '"other"'))
 
-    assert provider.owns("half-1-1")
+    assert provider.owns(ONE)
     await provider.start("other-1-2", "other", again=False)
     with pytest.raises(ProviderFailed, match="in use"):
         await provider.start("other-1-3", "other", again=False)
-    await provider.stop("half-1-1", "half", "")
-    assert not provider.owns("half-1-1")
+    await provider.stop(ONE, "half", "")
+    assert not provider.owns(ONE)
 
 
 async def test_without_a_resource_manager_a_command_ends_everything(
     host: Host, tmp_path: Path
 ) -> None:
     provider = host.provider()
-    for executor_id in ("half-1-1", "half-1-2"):
+    for executor_id in (ONE, TWO):
         await provider.start(executor_id, "half", again=False)
-    await host.serves("half-1-1")
-    os.kill(await host.serves("half-1-1"), signal.SIGKILL)  # its helper continues
-    elsewhere = tmp_path / "other" / "process" / "executors" / "half-1-1" / "state"
+    await host.serves(ONE)
+    os.kill(await host.serves(ONE), signal.SIGKILL)  # its helper continues
+    elsewhere = tmp_path / "other" / "process" / "executors" / ONE / "state"
     other = await asyncio.create_subprocess_exec(
         sys.executable, "-c", "import time; time.sleep(1000)", "task_executor", str(elsewhere)
     )
