@@ -172,11 +172,11 @@ def test_a_job_waits_for_another_job(small: Small, tmp_path: Path) -> None:
 def test_a_slot_of_a_job_ends_at_the_time_limit_of_the_job(small: Small, tmp_path: Path) -> None:
     """The region restarts `restarts_max` times, as after any failure; then the job fails."""
     job = Job(small.cli, tmp_path, f"{NOTE} sleep 60")
-    limits = 'restarts_max = 1\ntime_limit = "1s"\nexpected_run_time = "500ms"'
+    limits = 'restarts_max = 1\ntime_limit = "3s"\nexpected_run_time = "500ms"'
     job.file.write_text(job.file.read_text().replace("restarts_max = 2", limits))
     outcome = small.cli(*job.arguments)
     assert outcome.code == 9, outcome.stderr
-    assert "the time limit of its slot (1.0s) was over" in outcome.text + outcome.stderr
+    assert "the time limit of its slot (3.0s) was over" in outcome.text + outcome.stderr
     assert len(job.pids("first")) == 4
 
 

@@ -174,7 +174,7 @@ async def test_an_offer_that_nobody_answers_is_taken_back(daemons: Daemons) -> N
 @pytest.mark.slow
 def test_a_master_that_was_killed_loses_its_slots_when_its_lease_ends(small: Small) -> None:
     mark = unique("leased")
-    job_id = start_master(small, mark, lease_s=2)
+    job_id = start_master(small, mark, lease_s=6)
     assert processes_that_name(mark)
     eventually(gone(mark), "its tasks are gone")
     (job,) = small.cli.items("jobs", job_id)

@@ -25,22 +25,21 @@ PAGE = REPOSITORY / "docs" / "operations.md"
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[list[Host]]:
-    """Three hosts at one switch; nothing of finegrain runs yet."""
+    """Three hosts at one switch. The resource manager runs on the first host."""
+    page = PAGE.read_text()
+    assert "In `/etc/finegrain/finegrain.toml` of the resource manager's host, set" in page
     with three_hosts() as made:
+        # "First host", step 3, with the address of "More hosts".
+        first = made[0]
+        first.configure(rm=f'listen = "{first.address}:7170"')
+        first.start("rm", "serve")
+        eventually((first.folder / "rm" / "login.sock").exists, "the manager serves")
+        assert "operator/root" in first.shell("finegrain login --operator")
         yield made
 
 
 def test_one_token_and_one_join_per_host_and_nothing_else(hosts: list[Host]) -> None:
     first, *others = hosts
-    page = PAGE.read_text()
-    assert "In `/etc/finegrain/finegrain.toml` of the resource manager's host, set" in page
-
-    # "First host", step 3, with the address of "More hosts".
-    first.configure(rm=f'listen = "{first.address}:7170"')
-    first.start("rm", "serve")
-    eventually((first.folder / "rm" / "login.sock").exists, "the manager serves")
-    assert "operator/root" in first.shell("finegrain login --operator")
-
     # Step 4 on each other host, with a token that an administrator has made and copied there.
     for host in others:
         host.configure(executor=f'listen = "{host.address}:7180"')
@@ -73,17 +72,17 @@ def test_one_token_and_one_join_per_host_and_nothing_else(hosts: list[Host]) -> 
     assert json.loads(third.finegrain("whoami", "-o", "json").stdout)["identity"] == "user/alice"
 
 
-def test_a_token_is_for_one_host(hosts: list[Host]) -> None:
+def test_a_token_is_for_one_executor(hosts: list[Host]) -> None:
     first, second, _ = hosts
     token = first.finegrain("token", "create", "--executor", first.name).text
-    # The wrong host: its name differs from the name in the token.
+    # The configured id differs from the name in the token.
     stray = Host("stray", second.address, second.folder / "stray", second.inside)
     stray.folder.mkdir()
-    stray.configure(executor=f'listen = "{second.address}:7190"')
+    stray.configure(executor=f'listen = "{second.address}:7190"\nexecutor_id = "stray"')
     stray.join_token.parent.mkdir(mode=0o700)
     stray.join_token.touch(mode=0o600)
     stray.join_token.write_text(token)
     refused = stray.finegrain("executor", "serve")
 
     assert refused.code != 0
-    assert first.name in refused.stderr
+    assert f"is for executor {first.name}, but this executor is stray" in refused.stderr

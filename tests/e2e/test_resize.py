@@ -164,7 +164,7 @@ def test_a_change_that_waits_is_withdrawn(small: Small) -> None:
         assert it.resize("--cpu", "0.9", "--no-wait").code == 0
         assert it.resize("--withdraw").code == 0
         assert not it.slot["resizes"]
-    assert not small.cli.items("slots")
+    eventually(lambda: not small.cli.items("slots"), "its slot has gone")
 
 
 def test_more_than_the_executor_has_is_refused_at_once(small: Small) -> None:
