@@ -122,6 +122,17 @@ def format_duration(seconds: float) -> str:
     return f"{days}d{hours:02d}h"
 
 
+def format_limit(milliseconds: int) -> str:
+    """Returns a configured duration exactly, such as "1s", "1.5s", "1m30s", "2h"."""
+    parts = []
+    for unit, length_ms in ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000):
+        count, milliseconds = divmod(milliseconds, length_ms)
+        parts += [f"{count}{unit}"] if count else []
+    if milliseconds or not parts:
+        parts.append(f"{milliseconds / 1_000:g}s")
+    return "".join(parts)
+
+
 def _whole(field: str, text: str, amount: Decimal, unit: str) -> int:
     if amount != int(amount) or amount > AMOUNT_MAX:
         raise InvalidArgument(field, text, f"a whole number of {unit}, at most {AMOUNT_MAX}")

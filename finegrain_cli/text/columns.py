@@ -20,7 +20,7 @@ from finegrain.resources import (
     MEMORY_PARTS,
     ResourceProfile,
 )
-from finegrain.units import format_bytes, format_cpu, format_duration
+from finegrain.units import format_bytes, format_cpu, format_duration, format_limit
 from finegrain_cli.text.cpus import class_text, cpus_text, nodes_text, notes_text, policy_text
 from finegrain_cli.text.fit import ShortIds
 from finegrain_cli.text.output import Column
@@ -198,7 +198,7 @@ def _labels(row: Row) -> str:
 
 def _time_limit(row: Mapping[str, Any]) -> str:
     limit_s = row["time_limit_s"]
-    return "-" if limit_s is None else format_duration(limit_s)
+    return "-" if limit_s is None else format_limit(round(limit_s * 1_000))
 
 
 def _isolation(row: Row) -> str:
@@ -314,10 +314,11 @@ SLOTS = (
 
 REQUESTS = (
     Column("job", job_label, shrinks=True),
-    Column("request", _short("allocation_id")),
+    Column("request", _short("allocation_id"), shrinks=True),
     Column("count", _text("count"), right=True, rank=5),
     Column("state", _text("state"), rank=3),
-    Column("reason", _text("reason"), rank=2, shrinks=True),
+    # The reason is never cut: people look for its code in the docs.
+    Column("reason", _text("reason")),
     Column("profile", lambda row: profile_text(row["profile"]), rank=1, shrinks=True),
     Column("age", lambda row: age(row, "create_time"), right=True, rank=4),
     Column("arrival", _text("arrival_number"), wide=True, right=True),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from finegrain.devices.device import GPU_MEMORY
@@ -14,7 +15,8 @@ from finegrain.units import format_bytes, format_cpu, format_duration
 from finegrain.values.states import RequestState
 from finegrain_cli.text.columns import age, profile_text
 from finegrain_cli.text.cpus import policy_text
-from finegrain_cli.text.output import Column, table_lines
+from finegrain_cli.text.fit import output_width
+from finegrain_cli.text.output import Column, OutputFormat, table_lines
 
 if TYPE_CHECKING:
     from finegrain.values.explanations import Dimension
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
         GangExplanation,
         ResizeExplanation,
     )
+
+
+INDENT = "  "
+VERDICT_WIDTH_MIN = 24
+"""If less is left for verdicts beside the other columns, each verdict has its own lines."""
 
 
 def amount_text(dimension: str, amount: int) -> str:
@@ -64,7 +71,8 @@ def explanation_text(found: Explanation) -> str:
         lines.append(f"  cluster  {_sums(found.dimensions)}")
     # In fair order, the steps show the place of the request. This place does not depend on the
     # arrival of the request.
-    earlier = "" if found.steps else f"{found.requests_ahead} came earlier; "
+    in_arrival_order = state is RequestState.PENDING and not found.steps
+    earlier = f"{found.requests_ahead} came earlier; " if in_arrival_order else ""
     lines.append(
         f"  queue    {earlier}{found.executors_considered} executors "
         f"considered, {found.executors_fitting} fit now (state {found.snapshot_number})"
@@ -81,7 +89,7 @@ def explanation_text(found: Explanation) -> str:
         )
     # Stage 3: why the request does not fit on each executor.
     if found.executors:
-        lines += ["", *("  " + line for line in _verdicts(found.executors))]
+        lines += ["", *(INDENT + line for line in _verdicts(found.executors))]
     if found.gang:
         lines += ["", *("  " + line for line in _gang(found.gang))]
     for each in found.resizes:
@@ -168,9 +176,28 @@ def _verdicts(verdicts: Iterable[ExecutorVerdict]) -> list[str]:
     def column(name: str) -> Column:
         return Column(f"{dimension_name(name)} free", lambda verdict: cell(verdict, name))
 
-    columns = [
-        Column("executor", lambda verdict: verdict.executor_id),
-        *map(column, names),
-        Column("verdict", lambda verdict: verdict.message),
-    ]
-    return table_lines(columns, shown)
+    columns = [Column("executor", lambda verdict: verdict.executor_id), *map(column, names)]
+    width = output_width() - len(INDENT)
+    heading, *rows = table_lines(columns, shown, OutputFormat.WIDE)
+    begin = max(map(len, (heading, *rows))) + 2
+    # The verdict is wrapped, not cut. If the other columns leave little room, there are no columns.
+    if width - begin < VERDICT_WIDTH_MIN:
+        free = [
+            ", ".join(f"{dimension_name(name)} {cell(each, name)}" for name in names)
+            for each in shown
+        ]
+        return [
+            line
+            for each, amounts in zip(shown, free, strict=True)
+            for line in (
+                *wrap(f"{each.executor_id}: {amounts}", width, subsequent_indent=INDENT * 2),
+                *wrap(each.message, width, initial_indent=INDENT, subsequent_indent=INDENT * 2),
+            )
+        ]
+    lines = [f"{heading.ljust(begin)}VERDICT"]
+    for row, verdict in zip(rows, shown, strict=True):
+        message = verdict.message or "-"
+        lines += wrap(
+            message, width, initial_indent=row.ljust(begin), subsequent_indent=begin * " "
+        )
+    return lines

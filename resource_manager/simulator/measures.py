@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from finegrain.resources import ResourceProfile
 from resource_manager.simulator.ideal import ROOT, IdealTree
@@ -160,11 +160,20 @@ def _add(sums: dict[str, float], name: str, more: float) -> None:
 @dataclass(slots=True)
 class Account:
     """Service of one group over a run, in cost x seconds: the received service, and the service
-    that the ideal schedule gives it.
+    that the ideal schedule gives it. `times_ms` and `fractions` are the steps of the group's ideal
+    part of the capacity in use.
     """
 
     received: float = 0.0
     due: float = 0.0
+    times_ms: list[int] = field(default_factory=list, compare=False)
+    fractions: list[float] = field(default_factory=list, compare=False)
+
+    def note(self, at_ms: int, fraction: float) -> None:
+        """Records the group's ideal part of the capacity in use from `at_ms` on."""
+        if not self.fractions or self.fractions[-1] != fraction:
+            self.times_ms.append(at_ms)
+            self.fractions.append(fraction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +237,8 @@ def _enter(
         account = accounts.setdefault(group, Account())
         account.received += moment.running.get(group, 0.0) * seconds
         account.due += due.get(group, 0.0) * seconds
+    for group, account in accounts.items():
+        account.note(moment.at_ms, due.get(group, 0.0) / in_use if in_use else 0.0)
     if contended:
         for ledger in ledgers:
             ledger.enter(moment, until_ms, due)

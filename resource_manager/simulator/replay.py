@@ -94,6 +94,7 @@ class Outcome:
     effort: Effort
     begin_ms: int  # time of the first arrival
     cores: Mapping[str, Steps]  # cores in use, by group; the groups with most work come first
+    ideal: Mapping[str, Steps]  # ideal part of the capacity in use (0 to 1), by group
     waiting: Steps  # number of waiting threads over time
     waits_ms: Sequence[int]  # waits of the jobs, in order of arrival
 
@@ -246,6 +247,7 @@ def _outcome(
         effort=played.effort,
         begin_ms=begin_ms,
         cores=_most_first(log.running(by_group, cores), begin_ms, end_ms),
+        ideal={name: Steps(each.times_ms, each.fractions) for name, each in accounts.items()},
         waiting=waiting,
         waits_ms=tuple(map(wait_ms, over)),
     )

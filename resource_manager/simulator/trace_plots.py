@@ -141,11 +141,30 @@ def _draw_use(
         curves[OTHERS] = _sum_of(rest, *span_ms, POINTS)
     if curves:
         ax.stackplot(days, *curves.values(), labels=list(curves), colors=COLOURS[: len(curves)])
+        _draw_ideal(ax, outcome, list(curves), days, span_ms)
         legend_beside(ax)
     ax.set_xlim(0, days[-1])
     ax.set_ylim(0, total_cores)
     ax.set_ylabel("cores in use", fontsize=8)
     ax.set_title(outcome.policy, fontsize=10, loc="left")
+
+
+def _draw_ideal(
+    ax: Axes, outcome: Outcome, names: Sequence[str], days: list[float], span_ms: tuple[int, int]
+) -> None:
+    """Draws a line at the upper end of each group's ideal share. The groups are stacked in the
+    order of `names`. The last group has no line, because its line is the use itself.
+    """
+    in_use = _sum_of(outcome.cores, *span_ms, POINTS)
+    levels = [0.0] * POINTS
+    for number, name in enumerate(names[:-1]):
+        parts = slices(outcome.ideal.get(name, Steps()), *span_ms, POINTS)
+        levels = [
+            level + part * cores for level, part, cores in zip(levels, parts, in_use, strict=True)
+        ]
+        # matplotlib leaves out names that begin with an underscore.
+        label = "_again" if number else "ideal shares"
+        ax.plot(days, levels, color="black", linestyle="--", linewidth=0.6, label=label)
 
 
 def _draw_waiting(
@@ -155,21 +174,30 @@ def _draw_waiting(
         curve = slices(outcome.waiting, *span_ms, POINTS)
         ax.plot(days, curve, label=outcome.policy, color=COLOURS[number])
     ax.set_xlim(0, days[-1])
-    ax.set_ylim(bottom=0)
+    # Without a waiting thread, the axis would have only a tiny range.
+    ax.set_ylim(0, max(1.0, ax.get_ylim()[1]))
     ax.set_ylabel("threads waiting", fontsize=8)
     ax.set_xlabel("days", fontsize=8)
     legend_beside(ax)
 
 
 def _draw_waits(ax: Axes, outcomes: Sequence[Outcome]) -> None:
+    longest_s = max([1.0, *(wait / 1_000 for each in outcomes for wait in each.waits_ms)])
     for number, outcome in enumerate(outcomes):
         waits_s = [wait / 1_000 for wait in sorted(outcome.waits_ms)]
         parts = [(at + 1) / len(waits_s) for at in range(len(waits_s))]
-        ax.plot(waits_s, parts, label=outcome.policy, color=COLOURS[number], drawstyle="steps-post")
+        # The line goes on to the longest wait of all policies.
+        ax.plot(
+            [*waits_s, longest_s],
+            [*parts, 1.0],
+            label=outcome.policy,
+            color=COLOURS[number],
+            drawstyle="steps-post",
+        )
     # A purely logarithmic scale cannot show waits of 0.
     ax.set_xscale("symlog", linthresh=1)
-    ax.set_xlim(left=0)
-    ax.set_ylim(0, 1)
+    ax.set_xlim(0, longest_s)
+    ax.set_ylim(0, 1.02)
     ax.set_xlabel("wait in seconds", fontsize=8)
     ax.set_ylabel("share of jobs", fontsize=8)
     legend_beside(ax)

@@ -176,7 +176,7 @@ def test_a_slot_of_a_job_ends_at_the_time_limit_of_the_job(small: Small, tmp_pat
     job.file.write_text(job.file.read_text().replace("restarts_max = 2", limits))
     outcome = small.cli(*job.arguments)
     assert outcome.code == 9, outcome.stderr
-    assert "the time limit of its slot (3.0s) was over" in outcome.text + outcome.stderr
+    assert "the time limit of its slot (3s) was over" in outcome.text + outcome.stderr
     assert len(job.pids("first")) == 4
 
 

@@ -173,7 +173,7 @@ def test_a_time_limit_ends_the_slot_with_an_exit_code_of_its_own(small: Small) -
     flags = ("--time-limit", "2s", "--grace", "1s")
     outcome = small.cli.run(*flags, "--", "sh", "-c", f"sleep 1000; echo {mark}")
     assert outcome.code == 124
-    assert "the command was ended by the executor: the time limit of its slot (2.0s) was over" in (
+    assert "the command was ended by the executor: the time limit of its slot (2s) was over" in (
         outcome.stderr
     )
     eventually(gone(mark), "the command has gone")

@@ -76,7 +76,7 @@ async def test_a_slot_ends_after_its_limit_and_its_task_says_why(
     assert task.ended_for is not None
     assert (task.ended_for.reason, task.ended_for.message) == (
         "TIME_LIMIT",
-        "the time limit of its slot (1h00m) was over",
+        "the time limit of its slot (1h) was over",
     )
     assert set(rm.slots()) == {"without"}
 

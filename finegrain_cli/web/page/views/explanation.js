@@ -35,7 +35,7 @@ function Whole({ id, data }) {
       <div><dt>size</dt><dd>${request.profile ? amounts(request.profile) : "the default slot of the executor"}</dd></div>
       ${labels(request.required_labels) && html`<div><dt>labels</dt><dd>${labels(request.required_labels)}</dd></div>`}
       <div><dt>this class</dt><dd>${moreFit(data)}</dd></div>
-      <div><dt>requests before it</dt><dd>${data.requests_ahead}</dd></div>
+      ${request.state === "PENDING" && !data.steps.length && html`<div><dt>requests before it</dt><dd>${data.requests_ahead}</dd></div>`}
       <div><dt>executors</dt><dd>${data.executors_fitting} of ${data.executors_considered} fit</dd></div>
       ${data.planned_on && html`<div><dt>planned on</dt><dd>${data.planned_on}</dd></div>`}
       ${request.slot && html`<div><dt>slot</dt><dd><${Link} to=${`${executorPath(request.slot.executor_id)}?slot=${encodeURIComponent(id)}`}>on ${request.slot.executor_id}<//></dd></div>`}
