@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from finegrain.resources import Amounts
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
@@ -36,7 +37,7 @@ def idle_capacity(state: State) -> Iterator[str]:
                 yield f"{head.allocation_id} waits, but {host.host_id} has room for it"
 
 
-def _has_room(host: Host, shape: SchedulingClass, free: dict[str, int], slots: int) -> bool:
+def _has_room(host: Host, shape: SchedulingClass, free: Amounts, slots: int) -> bool:
     if slots < 1 or not all(host.labels.get(name) == value for name, value in shape.labels):
         return False
     if host.needs_topology(shape) and (host.reserved is not None or not host.suits(shape)):

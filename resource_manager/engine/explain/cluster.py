@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from finegrain.resources import increase
+from finegrain.resources import Amounts, increase, total_of_shared
 from finegrain.values.states import ExecutorState
 from resource_manager.engine.explain.paused import PART, Paused
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason
@@ -34,7 +34,7 @@ def cluster_view(state: State) -> Paused[ClusterView]:
     """Returns the sums of the cluster. Executors are read one after the other, so the values of two
     executors can be from different times.
     """
-    total: dict[str, int] = {}
+    totals: list[Amounts] = []
     reserved: dict[str, int] = {}
     allocated: dict[str, int] = {}
     available: dict[str, int] = {}
@@ -47,8 +47,9 @@ def cluster_view(state: State) -> Paused[ClusterView]:
         draining += executor.draining
         unreachable += host.reach.unreachable
         if executor.state is not ExecutorState.LOST:
-            increase(total, host.total)
-            increase(reserved, executor.registration.reserved)
+            totals.append(host.total)
+            if executor.registration.reserved:
+                increase(reserved, executor.registration.reserved)
             increase(allocated, host.booked)
             if host.eligible:
                 increase(available, host.free())
@@ -58,7 +59,7 @@ def cluster_view(state: State) -> Paused[ClusterView]:
     counts = {each.value.lower(): count for each, count in states.items()}
     counts |= {"draining": draining, "unreachable": unreachable}
     return ClusterView(
-        total=_without_zeros(total),
+        total=total_of_shared(totals),
         reserved=_without_zeros(reserved),
         allocated=_without_zeros(allocated),
         available=_without_zeros(available),

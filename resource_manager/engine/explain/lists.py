@@ -397,7 +397,7 @@ def _view_of(host: Host) -> ExecutorView:
         executor=host.executor,
         total=dict(host.total),
         allocated=dict(host.booked),
-        available=host.free() if host.eligible else {},
+        available=dict(host.free()) if host.eligible else {},
         slots=len(host.slots),
         unreachable_reason=host.reach.cause if host.reach.unreachable else "",
     )

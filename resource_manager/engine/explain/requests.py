@@ -201,10 +201,7 @@ def explain(
         executors_considered=len(survey.hosts),
         executors_fitting=survey.fitting,
         executors=[_verdict(one, more) for one in survey.nearest(max_executors)],
-        dimensions=[
-            Dimension(one.name, one.asked, sum(one.free), max(one.free), sum(one.total))
-            for one in survey.dimensions()
-        ],
+        dimensions=survey.dimensions(),
         would_fit_if=counterfactuals(state.settings, survey),
         blocked_by=blocking_slots(survey),
         planned_on=planned,

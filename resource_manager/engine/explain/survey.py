@@ -10,12 +10,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import NamedTuple
 
+from finegrain.resources import Amounts, total_of_shared
+from finegrain.values.explanations import Dimension
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.placement.constraint import Blocker, Constraint, HostView
-from resource_manager.engine.placement.fit import AVAILABLE, LABELS, Fit, Verdict
+from resource_manager.engine.placement.fit import AMOUNTS, AVAILABLE, LABELS, Fit, Verdict
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 COSTLY_CHECKS_MAX = 200
@@ -37,15 +37,6 @@ nearest. A distance has three parts:
 Example: a request needs 4 cpus. Host a has 8 cpus, but only 3 of them are free. Host b has 4 free
 cpus, but is draining. Host a is nearer, because the obstacle on b would remain when slots end.
 """
-
-
-class DimensionSums(NamedTuple):
-    """One requested dimension: the requested amount, and the amounts of all usable hosts."""
-
-    name: str
-    asked: int
-    free: list[int]
-    total: list[int]
 
 
 @dataclass(slots=True)
@@ -82,7 +73,8 @@ class Survey:
     unchecked: int = 0
     candidates: list[Host] = field(default_factory=list)
     _checked: int = 0
-    _sums: dict[int, list[DimensionSums]] = field(default_factory=dict)  # see `_add_up`
+    # the usable hosts and their free amounts, by the id of the amounts that the request books there
+    _amounts: dict[int, tuple[list[Host], list[Amounts]]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -96,8 +88,8 @@ class Survey:
             own: the ids of hosts that have capacity reserved for the request.
         """
         survey = cls(Fit(scheduling_class), {host.host_id: host for host in hosts}, own)
-        for host_id in survey.hosts:
-            survey._compare(host_id)
+        for host in survey.hosts.values():
+            survey._compare(host)
         return survey
 
     def view(self, host_id: str) -> HostView:
@@ -116,30 +108,43 @@ class Survey:
         """Returns True if capacity of a host is reserved for another request."""
         return self.hosts[host_id].reserved is not None and host_id not in self.own
 
-    def dimensions(self) -> list[DimensionSums]:
+    def dimensions(self) -> list[Dimension]:
         """Returns the requested dimensions, each with the amounts of all usable hosts.
 
         Hosts can book different amounts for the same request. The smallest of these amounts then
         counts as the requested amount.
         """
-        merged: dict[str, DimensionSums] = {}
-        for name, asked, free, total in chain.from_iterable(self._sums.values()):
-            if free:
-                known = merged.get(name, DimensionSums(name, asked, [], []))
-                merged[name] = DimensionSums(
-                    name, min(asked, known.asked), known.free + free, known.total + total
+        merged: dict[str, Dimension] = {}
+        for hosts, frees in self._amounts.values():
+            total = total_of_shared([host.total for host in hosts])
+            for name, asked in self.fit.requested(hosts[0]).items():
+                free = [each.get(name, 0) for each in frees]
+                known = merged.get(name, Dimension(name, asked, 0, 0, 0))
+                merged[name] = Dimension(
+                    name,
+                    min(asked, known.asked),
+                    known.free + sum(free),
+                    max(known.largest_hole, *free),
+                    known.total + total.get(name, 0),
                 )
         return list(merged.values())
 
-    def _compare(self, host_id: str) -> None:
-        at, fit = self.view(host_id), self.fit
-        obstacles = fit.cheap_obstacles(at)
+    def _compare(self, host: Host) -> None:
+        fit, host_id, free = self.fit, host.host_id, host.free()
+        at = HostView(host, free, host.slots_left(), owns_reservation=host_id in self.own)
+        # Missing amounts are compared without objects of obstacles, because most hosts lack only
+        # amounts.
+        requested = fit.requested(host)
+        shortage = AMOUNTS.shortage(fit.request, requested, at)
+        obstacles = fit.obstacles_besides_amounts(requested, at)
+        too_small, lack = shortage or (False, 0)
         is_known = True
         # Costly checks are made in two cases: there is no other obstacle, or missing labels are the
         # only obstacle. In the second case, the explanation can say whether the request would fit
         # with other labels.
-        if (not obstacles or obstacles[0].constraint is LABELS is obstacles[-1].constraint) and (
-            fit.has_costly_checks(at.host)
+        if shortage is None and (
+            (not obstacles or obstacles[0].constraint is LABELS is obstacles[-1].constraint)
+            and fit.has_costly_checks(host)
         ):
             is_known = self._checked < COSTLY_CHECKS_MAX
             if is_known:
@@ -147,56 +152,44 @@ class Survey:
                 obstacles += fit.costly_obstacles(at)
             else:
                 self.unchecked += 1
-        # An unchecked host gets the smallest possible lack, which is 1. So the host comes directly
-        # after the hosts on which the request fits.
-        hard, lack, is_usable = 0, 0 if is_known else 1, True
+                # An unchecked host gets the smallest possible lack, which is 1. So the host comes
+                # directly after the hosts on which the request fits.
+                lack = 1
+        hard, is_usable = int(too_small), True
         for each in obstacles:
             if not each.transient:
                 hard += 1
                 is_usable = is_usable and each.constraint not in _USABLE_IF
             lack = max(lack, each.lack)
-        if not obstacles:
-            self.candidates.append(at.host)
         distance = hard, lack, host_id
         self.distances.append(distance)
-        # If a host was not checked, it is unknown whether the request fits on it, so the host is
-        # not counted.
-        if is_known:
+        if shortage is not None:
             if not obstacles:
-                self.fitting += 1
-            elif obstacles[0].constraint is obstacles[-1].constraint:
-                # Obstacles are sorted by constraint. So if the first and the last obstacle have the
-                # same constraint, all obstacles have this constraint.
-                self.blocked_only_by.setdefault(obstacles[0].constraint, []).append(distance)
+                self._is_blocked_only_by(AMOUNTS, distance)
+        elif not obstacles:
+            self.candidates.append(host)
+            self.fitting += is_known
+        # If a host was not checked, it is unknown whether the request fits on it, so the host is
+        # not counted. Obstacles are sorted by constraint, so the first and the last obstacle show
+        # whether all obstacles have the same constraint.
+        elif is_known and obstacles[0].constraint is obstacles[-1].constraint:
+            self._is_blocked_only_by(obstacles[0].constraint, distance)
         if not is_usable:
             return
         self.usable += 1
-        self._add_up(at)
+        # Hosts that book equal amounts for the request share one entry: equal amounts are one dict.
+        kind = id(requested)
+        hosts, frees = self._amounts.get(kind) or self._amounts.setdefault(kind, ([], []))
+        hosts.append(host)
+        frees.append(free)
         # The end of slots helps only on a host that is large enough and not reserved for other
         # requests.
         if hard:
             self.refused = self.refused or any(o.blocker == Blocker.REFUSED for o in obstacles)
-        elif not self.is_for_others(host_id) and (
-            self.promising is None or distance < self.promising
+        elif (self.promising is None or distance < self.promising) and not self.is_for_others(
+            host_id
         ):
             self.promising = distance
 
-    def _add_up(self, at: HostView) -> None:
-        """Adds the amounts of a usable host. Hosts that book equal amounts for the request share
-        one entry.
-        """
-        host, scheduling_class = at.host, self.fit.request
-        own = host.default_booking if scheduling_class.profile is None else None
-        # A request without a profile books the default slot of the host. Equal defaults share one
-        # dict, so the id of this dict is the key. For other requests, the booking depends only on
-        # the kind of memory pools.
-        kind = id(own) if own is not None else int(host.separate_pools)
-        sums = self._sums.get(kind)
-        if sums is None:
-            sums = self._sums[kind] = [
-                DimensionSums(name, amount, [], [])
-                for name, amount in host.booking_for(scheduling_class).items()
-            ]
-        for name, _, free, total in sums:
-            free.append(at.free.get(name, 0))
-            total.append(host.total.get(name, 0))
+    def _is_blocked_only_by(self, constraint: Constraint, distance: Distance) -> None:
+        self.blocked_only_by.setdefault(constraint, []).append(distance)

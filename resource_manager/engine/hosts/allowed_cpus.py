@@ -70,7 +70,7 @@ class HostCpus:
         unavailable: announced cpus that are offline, or that a kubelet has given to its containers.
         taken: announced cpus that cannot be dedicated to slots, because they are unavailable or
             reserved.
-        total: the amounts that slots can book on the host.
+        total: the amounts that slots can book on the host. Equal hosts share this dict.
     """
 
     policy: EffectivePolicy
@@ -90,7 +90,22 @@ def host_cpus(
         operator: the settings that administrators made for this host.
         cluster: the settings that administrators made for the whole cluster.
     """
-    announced = announced_by(registration)
+    cpus = registration.host_cpus, registration.shared_cpus
+    return _host_cpus(tuple(registration.total.items()), cpus, state, operator, cluster)
+
+
+@lru_cache(_KNOWN_MAX)
+def _host_cpus(
+    announced_total: tuple[tuple[str, int], ...],
+    cpus: tuple[str, str],
+    state: CpuState,
+    operator: HostPolicy,
+    cluster: HostPolicy,
+) -> HostCpus:
+    """Returns the result of `host_cpus`. Equal hosts share one object, so its values must not be
+    changed.
+    """
+    announced = _announced_by(*cpus)
     policy = _merged_policy(operator, announced.policy, state.kubelet_policy, cluster)
     unavailable = (state.offline_cpus | state.kubelet_cpus) & announced.slot_cpus
     # The intersection is needed, because administrators can reserve cpus that this host does not
@@ -107,7 +122,7 @@ def host_cpus(
             state.kubelet_cpus,
         )
     )
-    total = dict(registration.total)  # a copy, because registrations are shared and must not change
+    total = dict(announced_total)
     if uncounted:
         total = _total(total, announced.slot_cpus, uncounted)
     return HostCpus(policy, unavailable, taken, _with_best_effort(total, announced, in_no_pool))
@@ -117,13 +132,15 @@ def announced_by(registration: Registration) -> Announced:
     """Returns the announcement of an executor about its cpus. If the executor announced no cpus,
     the cpus of its shared pool count as announced.
     """
-    announced = _announced(registration.host_cpus)
+    return _announced_by(registration.host_cpus, registration.shared_cpus)
+
+
+def _announced_by(host_cpus: str, shared_cpus: str) -> Announced:
+    announced = _announced(host_cpus)
     # Executors of older versions announce no cpus, but they report their shared pool.
-    if announced.slot_cpus or not registration.shared_cpus:
+    if announced.slot_cpus or not shared_cpus:
         return announced
-    return Announced(
-        CpuSet.parse(registration.shared_cpus), announced.reserved_cpus, policy=announced.policy
-    )
+    return Announced(CpuSet.parse(shared_cpus), announced.reserved_cpus, policy=announced.policy)
 
 
 def unannounced(operator: HostPolicy, cluster: HostPolicy) -> EffectivePolicy:

@@ -124,6 +124,8 @@ class Host(CpuAllocator):
             are outdated.
         columns_known: index columns that do not depend on bookings.
         columns_online: index columns of an online host that do not depend on bookings.
+        known_free: the last result of `free`, including best-effort cpu. None if bookings, total or
+            report have changed since.
     """
 
     host_id: str = field(init=False)
@@ -160,6 +162,7 @@ class Host(CpuAllocator):
     described: Registration | None = None
     columns_known: dict[str, int] = field(default_factory=dict)
     columns_online: dict[str, int] = field(default_factory=dict)
+    known_free: dict[str, int] | None = None
 
     @classmethod
     def of(
@@ -263,6 +266,7 @@ class Host(CpuAllocator):
 
     def _adopt_cpus(self, now: HostCpus) -> None:
         self.present, self.total = now, now.total
+        self.known_free = None
         self.dimensions = {name: total for name, total in in_grains(self.total).items() if total}
         self.described = None
 
@@ -320,13 +324,26 @@ class Host(CpuAllocator):
 
     def book(self, booked: Amounts, count: int) -> None:
         """Adds the bookings of `count` new slots. No report contains them yet."""
+        self.known_free = None
         for name, amount in booked.items():
             more = amount * count
             self.booked[name] = self.booked.get(name, 0) + more
             self.unreported[name] = self.unreported.get(name, 0) + more
 
+    def lend(self, slot: Slot, sign: int) -> None:
+        """Makes the capacity of a slot free for a trial (`sign` is -1), or books it again (1). The
+        last report contains the slot, so the reported available amounts change, too.
+        """
+        self.known_free = None
+        for sums in (self.booked, self.unreported):
+            for name, amount in slot.booked.items():
+                sums[name] = sums.get(name, 0) + sign * amount
+                if not sums[name]:
+                    del sums[name]
+
     def drop(self, key: SlotKey) -> None:
         """Removes a slot. Its capacity is then free again."""
+        self.known_free = None
         slot = self.slots.pop(key)
         self.revocable.pop(key, None)
         self.revoked.pop(key, None)
@@ -361,6 +378,7 @@ class Host(CpuAllocator):
         key = (slot.allocation_id, slot.generation)
         # The old booking must be subtracted from `booked` and `unreported` before the slot changes,
         # because it depends on the slot's old size and assignment.
+        self.known_free = None
         decrease(self.booked, slot.booked)
         decrease(self.unreported, self.unreported_of(key, slot))
         slot.profile, slot.assignment, slot.ordered = profile, assignment, ordered
@@ -418,7 +436,10 @@ class Host(CpuAllocator):
         }
 
     def count_unreported(self) -> None:
-        """Recomputes `unreported` for all slots."""
+        """Recomputes `unreported` for all slots. Must be called after the reported available
+        amounts have changed.
+        """
+        self.known_free = None
         self.unreported = {}
         for key, slot in self.slots.items():
             # Of a slot in the report, only the growth of its resize in flight is unreported.
@@ -455,13 +476,26 @@ class Host(CpuAllocator):
             return False  # until the answer arrives, the slot possibly does not exist
         return slot.placed_with_command <= self.contained_command
 
-    def free(self, *, even_without_pool: bool = False) -> dict[str, int]:
+    def free(self, *, even_without_pool: bool = False) -> Amounts:
         """Returns the free amounts, even if the host is not eligible. Amounts of 0 are left out.
+        The result is never changed later.
 
         Args:
             even_without_pool: if True, best-effort cpu is included even if no cpu is in the
                 best-effort pool.
         """
+        free = self.known_free
+        # Views and explanations read the free amounts of all hosts, most of which have not changed.
+        if free is None:
+            free = self.known_free = self.compute_free()
+        # Without a cpu in the best-effort pool, best-effort slots cannot run, even if best-effort
+        # cpu is free.
+        if BEST_EFFORT_CPU_MILLI in free and not even_without_pool and self.lacks_best_effort_pool:
+            return {name: left for name, left in free.items() if name != BEST_EFFORT_CPU_MILLI}
+        return free
+
+    def compute_free(self) -> dict[str, int]:
+        """Computes `known_free`."""
         booked, unreported = self.booked, self.unreported
         # None means that the executor has not reported since it registered.
         available = self.executor.reported_available
@@ -476,10 +510,6 @@ class Host(CpuAllocator):
                     left = reported_free
             if left > 0:
                 free[name] = left
-        # Without a cpu in the best-effort pool, best-effort slots cannot run, even if best-effort
-        # cpu is free.
-        if not even_without_pool and self.lacks_best_effort_pool:
-            free.pop(BEST_EFFORT_CPU_MILLI, None)
         return free
 
     def slots_left(self) -> int:
@@ -487,7 +517,7 @@ class Host(CpuAllocator):
         limit = self.executor.registration.slots_max
         return max(0, limit - self.slot_count) if limit else UNLIMITED
 
-    def spare(self) -> dict[str, int]:
+    def spare(self) -> Amounts:
         """Returns the free amounts for requests that have no reservation on this host."""
         if self.reserved is None:
             return self.free()

@@ -244,6 +244,8 @@ def _sums(host: Host) -> Iterator[str]:
     unreported = total_of(host.unreported_of(key, slot) for key, slot in host.slots.items())
     if host.unreported != unreported:
         yield f"{title} counts {host.unreported} as not reported, expected {unreported}"
+    if host.known_free is not None and host.known_free != host.compute_free():
+        yield f"{title} has {host.compute_free()} free, but counts {host.known_free}"
     total = host.total
     over = {name for name, amount in host.booked.items() if amount > total.get(name, 0)}
     # The slots of a host that has become smaller (`shrunk`) are allowed to have booked more than

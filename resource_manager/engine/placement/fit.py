@@ -130,23 +130,40 @@ class EnoughFree(Constraint):
         self, request: ResourceRequest, requested: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
         """See `Constraint`."""
-        free, total, found = at.free, at.total, NO_OBSTACLE
-        # Each host defines the amounts of its default slot. If these amounts are empty, the host
-        # gives no default slots.
-        too_small = not requested and request.profile is None
-        for name, amount in requested.items():
-            # `DevicesSuit` checks each device, so a check of the sum over devices is not needed.
-            if name.startswith(DEVICE_PREFIX):
-                continue
-            there = free.get(name, 0)
-            if there < amount:
-                lack = (amount - there) * MILLION // amount
-                found += (Obstacle(self, _insufficient(name), True, lack, name),)
-                too_small = too_small or total.get(name, 0) < amount
+        short = _short(requested, at)
+        found = tuple(
+            Obstacle(self, _insufficient(name), True, lack, name) for name, lack in short.items()
+        )
         # This obstacle is not transient: it remains even if all slots end.
-        if too_small:
+        if self._is_too_small(request, requested, at, short):
             return (Obstacle(self, Blocker.TOTAL_TOO_SMALL), *found)
         return found
+
+    def shortage(
+        self, request: ResourceRequest, requested: Amounts, at: HostView
+    ) -> tuple[bool, int] | None:
+        """Returns the values of `obstacles` that order hosts: whether the host is too small even
+        when empty, and the largest lack. Returns None if there is no obstacle.
+        """
+        short = _short(requested, at)
+        if short or not requested:
+            too_small = self._is_too_small(request, requested, at, short)
+            if short or too_small:
+                return too_small, max(short.values(), default=0)
+        return None
+
+    def _is_too_small(
+        self, request: ResourceRequest, requested: Amounts, at: HostView, short: Amounts
+    ) -> bool:
+        # Each host defines the amounts of its default slot. If these amounts are empty, the host
+        # gives no default slots.
+        if not requested:
+            return request.profile is None
+        total = at.total
+        for name in short:  # noqa: SIM110 -- `any` takes longer, and this runs for every host
+            if total.get(name, 0) < requested[name]:
+                return True
+        return False
 
     def text(self, obstacle: Obstacle, requested: Amounts, at: HostView) -> str:
         """See `Constraint`."""
@@ -363,6 +380,9 @@ class Fit:
         applying = [each for each in CONSTRAINTS if each.applies(request)]
         # The methods are looked up only once, because a survey calls them for every host.
         self._cheap = [each.obstacles for each in applying if not each.costly]
+        self._besides_amounts = [
+            each.obstacles for each in applying if not each.costly and each is not AMOUNTS
+        ]
         self._costly = [each for each in applying if each.costly]
         self._of_size = [each for each in applying if each.of_size]
         # the booking on hosts with one memory pool, and on hosts with separate pools
@@ -387,6 +407,14 @@ class Fit:
         """Returns the obstacles of all constraints that only compare numbers."""
         request, requested, found = self.request, self.requested(at.host), NO_OBSTACLE
         for obstacles in self._cheap:
+            if more := obstacles(request, requested, at):
+                found += more
+        return found
+
+    def obstacles_besides_amounts(self, requested: Amounts, at: HostView) -> tuple[Obstacle, ...]:
+        """Returns the obstacles of `cheap_obstacles`, except for those of `EnoughFree`."""
+        request, found = self.request, NO_OBSTACLE
+        for obstacles in self._besides_amounts:
             if more := obstacles(request, requested, at):
                 found += more
         return found
@@ -441,6 +469,19 @@ def _unavailable(state: ExecutorState, draining: bool, unreachable: bool) -> tup
     if unreachable:
         blockers.append(Blocker.UNREACHABLE)
     return tuple(Obstacle(AVAILABLE, blocker) for blocker in blockers)
+
+
+def _short(requested: Amounts, at: HostView) -> dict[str, int]:
+    """Returns the requested dimensions of which too little is free, each with the missing part in
+    millionths of the requested amount.
+    """
+    free, found = at.free, {}
+    for name, amount in requested.items():
+        there = free.get(name, 0)
+        # `DevicesSuit` checks each device, so a check of the sum over devices is not needed.
+        if there < amount and not name.startswith(DEVICE_PREFIX):
+            found[name] = (amount - there) * MILLION // amount
+    return found
 
 
 @cache

@@ -169,6 +169,8 @@ class Revocation:
         older = self._state.slots.superseded.get(request.allocation_id, ())
         avoided = {slot.executor_id for slot in older}
         cost: tuple[int, float, str] | None = None
+        if not hosts:
+            return None  # no slot can be revoked
         if any(fit.fits(at) for at in self._soon() if at.host.host_id not in avoided):
             return None  # enough capacity becomes free without a revocation
         for host in hosts:
@@ -390,12 +392,7 @@ class _Trial:
             host.revoked[key] = slot.allocation_id
         else:
             del host.revoked[key]
-        # The last report contains the slot, so the available amounts grow, too.
-        for sums in (host.booked, host.unreported):
-            for name, amount in slot.booked.items():
-                sums[name] = sums.get(name, 0) + sign * amount
-                if not sums[name]:
-                    del sums[name]
+        host.lend(slot, sign)
         if host.cpus is not None and sign < 0:
             host.cpus.remove(key)
         elif host.cpus is not None:

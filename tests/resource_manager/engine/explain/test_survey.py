@@ -64,13 +64,12 @@ def test_a_glance_and_a_judgement_agree(
         one.host.host_id for one in judged if one.blockers == (Blocker.LABEL_MISMATCH,)
     }
     for dimension in survey.dimensions():
-        there = [
-            one.at.free.get(dimension.name, 0) for one in usable if dimension.name in one.requested
-        ]
-        assert sorted(dimension.free) == sorted(there)
-        assert dimension.asked == min(
-            one.requested[dimension.name] for one in usable if dimension.name in one.requested
-        )
+        name = dimension.dimension
+        asking = [one for one in usable if name in one.requested]
+        there = [one.at.free.get(name, 0) for one in asking]
+        assert (dimension.free, dimension.largest_hole) == (sum(there), max(there))
+        assert dimension.total == sum(one.host.total.get(name, 0) for one in asking)
+        assert dimension.asked == min(one.requested[name] for one in asking)
     large_enough = [one for one in usable if Blocker.TOTAL_TOO_SMALL not in one.blockers]
     assert (survey.promising or (0, 0, ""))[2] == (
         large_enough[0].host.host_id if large_enough else ""

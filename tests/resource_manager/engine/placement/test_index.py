@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain.resources import GIB, MIB, Amounts, ResourceProfile
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.events import JobRegistered, RequestsSubmitted
@@ -120,7 +120,7 @@ def reads_of_a_decision(strategy: Any, hosts: int, monkeypatch: pytest.MonkeyPat
         counted += high - low
         return survivors(columns, level, low, high)
 
-    def counting_free(host: Host) -> dict[str, int]:
+    def counting_free(host: Host) -> Amounts:
         nonlocal counted
         counted += 1
         return free(host)
