@@ -273,9 +273,6 @@ class Daemon:
         return self.process is not None and self.process.poll() is None
 
 
-GONE_S = 10.0
-"""A helper that stops removes its groups after its front has ended."""
-
 SOON_LOST = ("--lost-timeout", "5s")
 """Options for a resource manager, if the test kills an executor and waits for its loss."""
 
@@ -364,7 +361,8 @@ class Daemons:
                 daemon.end()
         if self.manager.runs():
             self.manager.stop()
-        end = time.monotonic() + GONE_S
+        # A helper that stops removes its groups after its front has ended.
+        end = time.monotonic() + PATIENCE_S
         while (left := self._left()) and time.monotonic() < end:
             time.sleep(0.02)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -175,7 +175,7 @@ async def test_a_batch_that_outlived_its_lease_is_gone_on_with_under_a_new_job(
         8, ["sh", "-c", "test {index} -lt 4 || test {attempt} -gt 1 || exec sleep 1000"], slot=SLOT
     )
     async with small.connect() as cluster:
-        batch = fg.BatchJob(cluster, spec, state_file=tmp_path / "state", lease_s=1)
+        batch = fg.BatchJob(cluster, spec, state_file=tmp_path / "state", lease_s=3)
         enough = asyncio.Event()
 
         def look_whether_enough(now: fg.batch.Progress) -> None:

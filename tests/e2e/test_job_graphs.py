@@ -63,9 +63,9 @@ file, state, folder = sys.argv[1:]
 plan = fg.graph.parse_job_file(open(file).read(), file).compile()
 with fg.blocking.connect() as cluster:
     spec = fg.GraphRunSpec(plan, env={"FOLDER": folder})
-    fg.blocking.GraphJob(cluster, spec, state_file=state, lease_s=1).run()
+    fg.blocking.GraphJob(cluster, spec, state_file=state, lease_s=3).run()
 """
-"""A runner with the shortest lease."""
+"""A runner with a short lease."""
 
 
 class Job:
