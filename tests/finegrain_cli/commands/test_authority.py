@@ -17,6 +17,7 @@ from finegrain.v1 import cluster_pb2
 from finegrain.v1 import identity_pb2 as pb
 from finegrain.v1.cluster_pb2_grpc import ClusterServiceStub
 from finegrain.v1.identity_pb2_grpc import IdentityServiceStub
+from resource_manager.service.identities import host_changes
 from resource_manager.service.identities.own import open_own_files, write_authority
 from tests.support.cli import Finegrain
 from tests.support.patience import PATIENCE_S
@@ -33,7 +34,8 @@ GET_CLUSTER = cluster_pb2.GetClusterRequest()
 
 
 @pytest.fixture
-async def rm(tmp_path: Path) -> AsyncIterator[RunningRm]:
+async def rm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningRm]:
+    monkeypatch.setattr(host_changes, "FOLLOW_INTERVAL_S", 0.1)
     async with running_rm(tmp_path / "rm", join_listen="127.0.0.1:0") as running:
         yield running
 
