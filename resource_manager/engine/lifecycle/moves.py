@@ -433,12 +433,13 @@ class RequestMoves:
         if again:
             request.waiting_until_ms = self.journal.now_ms + timeout_ms
         elif request.waiting_until_ms is None:
-            # Until now, this member of a range had no separate deadline: the timer of its part was
-            # enough.
+            # Until now, the request had no separate deadline. It is a member of a range, and the
+            # timer of its part was enough. Or it was ALLOCATING when the manager was restarted.
             found = self.ranges.named(request.allocation_id)
-            request.waiting_until_ms = found[0].waiting_until_ms if found is not None else None
-        if request.waiting_until_ms is None:
-            return
+            until_ms = found[0].waiting_until_ms if found is not None else None
+            if until_ms is None:
+                until_ms = self.journal.deadline_ms(timeout_ms, request.create_time_ms)
+            request.waiting_until_ms = until_ms
         self.timers.arm(Timer.REQUEST, request.allocation_id, request.waiting_until_ms)
 
     def lose(self, slot: Slot, reason: str, message: str) -> None:

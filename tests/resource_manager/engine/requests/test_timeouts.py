@@ -43,3 +43,16 @@ def _state(cluster: EngineCluster, name: str) -> RequestState:
     found = cluster.state.requests.named(name)
     assert found is not None
     return found.state
+
+
+def test_a_request_that_was_being_placed_at_a_restart_still_times_out() -> None:
+    cluster = EngineCluster()
+    cluster.host("host-a", cpu_milli=1_000)
+    cluster.settle()
+    cluster.submit(RequestSpec("single", SPEC.profile, wait_timeout_ms=60_000))
+    assert _state(cluster, "single") is RequestState.ALLOCATING
+    cluster.restart_rm()
+    cluster.wait(20_000)  # the executor does not come back
+    cluster.wait(61_000)
+    cluster.settle()
+    assert _state(cluster, "single") is RequestState.REJECTED
