@@ -56,9 +56,6 @@ class ScaledUp:
         found: list[dict[str, Any]] = self.cli.json("providers")["executors"]
         return found
 
-    def provided_states(self) -> list[str]:
-        return [str(each["state"]) for each in self.provided]
-
     @property
     def directories(self) -> list[str]:
         """Executors that still have files on disk."""

@@ -103,7 +103,6 @@ class World:
         self.failed = Counter[int]()
         self.jobs: dict[str, WorldJob] = {}
         self.life = Life()
-        self.changed = asyncio.Event()
         self.running: dict[str, WorldTask] = {}
         self.starts = Counter[int]()  # tasks that were really started, by thread
         self.finished = 0  # slots whose release or reuse reported a finished thread
@@ -113,10 +112,6 @@ class World:
         self._ids = itertools.count(1)
 
     # Events of the world itself.
-
-    def poke(self) -> None:
-        self.changed.set()
-        self.changed = asyncio.Event()
 
     def tell(self, job: WorldJob, news: SlotMessage) -> None:
         job.log.append(news)

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import grpc
-import pytest
-
-from finegrain.errors import FinegrainError, Reason
+from finegrain.errors import Reason
 from finegrain.resources import MIB
-from finegrain.rpc.status import error_from_rpc
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from tests.support.rm_service import (
@@ -19,6 +14,7 @@ from tests.support.rm_service import (
     ScriptedJob,
     fetch,
     next_events,
+    refusal,
     running_rm,
     slot_request,
 )
@@ -30,12 +26,6 @@ DELIVERED = {"critical": 64.0, "default": 1.0, "high": 16.0, "low": 1.0, "medium
 async def groups(rm: RunningRm) -> dict[str, pb.GroupStatus]:
     answer = await rm.cluster_as_user.ListGroups(pb.ListGroupsRequest())
     return {group.name: group for group in answer.groups}
-
-
-async def refused(call: Any) -> FinegrainError:
-    with pytest.raises(grpc.RpcError) as caught:
-        await call
-    return error_from_rpc(caught.value)
 
 
 async def test_delivered_groups_are_there_and_what_is_set_survives(tmp_path: Path) -> None:
@@ -74,7 +64,7 @@ async def test_who_may_look_and_who_may_set(tmp_path: Path) -> None:
                 pb.ChangeGroupUsersRequest(name="critical", allow=["user/alice"])
             ),
         ):
-            assert (await refused(call)).reason is Reason.ROLE_MISSING
+            assert (await refusal(call)).reason is Reason.ROLE_MISSING
         assert "x" not in await groups(rm)
 
 
@@ -82,26 +72,26 @@ async def test_what_is_refused_names_field_value_and_way_out(tmp_path: Path) -> 
     async with running_rm(tmp_path) as rm:
         wish = pb.SetGroupRequest(name="medium")
         wish.maximum["gpus"] = 2
-        error = await refused(rm.cluster.SetGroup(wish))
+        error = await refusal(rm.cluster.SetGroup(wish))
         assert (error.reason, "gpus" in error.message) == (Reason.INVALID_ARGUMENT, True)
         too_many = pb.SetGroupRequest(
             name="medium", maximum={f"extended.{n}": 1 for n in range(65)}
         )
-        assert "at most 64" in (await refused(rm.cluster.SetGroup(too_many))).message
+        assert "at most 64" in (await refusal(rm.cluster.SetGroup(too_many))).message
         odd = pb.SetGroupRequest(name="medium", maximum={'extended.g p"u': 1})
-        assert "a name that matches [a-z]" in (await refused(rm.cluster.SetGroup(odd))).message
+        assert "a name that matches [a-z]" in (await refusal(rm.cluster.SetGroup(odd))).message
         below = pb.SetGroupRequest(name="medium", minimum={"cpu_milli": -2})
-        assert "minimum.cpu_milli is -2" in (await refused(rm.cluster.SetGroup(below))).message
-        error = await refused(rm.cluster.DeleteGroup(pb.DeleteGroupRequest(name="nobody")))
+        assert "minimum.cpu_milli is -2" in (await refusal(rm.cluster.SetGroup(below))).message
+        error = await refusal(rm.cluster.DeleteGroup(pb.DeleteGroupRequest(name="nobody")))
         assert error.reason is Reason.GROUP_UNKNOWN
         register = rm_pb2.RegisterJobRequest(
             job_id="j", request_id="r" * 16, name="n", group="nobody"
         )
-        error = await refused(rm.rm.RegisterJob(register))
+        error = await refusal(rm.rm.RegisterJob(register))
         assert error.reason is Reason.GROUP_UNKNOWN
         assert "critical, default, high, low, medium" in error.message
         await ScriptedJob(rm).register()
-        error = await refused(rm.cluster.DeleteGroup(pb.DeleteGroupRequest(name="default")))
+        error = await refusal(rm.cluster.DeleteGroup(pb.DeleteGroupRequest(name="default")))
         assert error.reason is Reason.GROUP_IN_USE
 
 
@@ -110,21 +100,21 @@ async def test_a_user_registers_only_where_an_administrator_has_allowed_it(tmp_p
         register = rm_pb2.RegisterJobRequest(
             job_id="j", request_id="r" * 16, name="n", group="critical"
         )
-        error = await refused(rm.rm.RegisterJob(register))
+        error = await refusal(rm.rm.RegisterJob(register))
         assert error.reason is Reason.GROUP_NOT_ALLOWED
         assert "finegrain groups allow critical user/alice" in error.message
         assert not (await rm.cluster.ListJobs(pb.ListJobsRequest())).jobs
         nobody = pb.ChangeGroupUsersRequest(name="critical")
-        assert "no user" in (await refused(rm.cluster.ChangeGroupUsers(nobody))).message
+        assert "no user" in (await refusal(rm.cluster.ChangeGroupUsers(nobody))).message
         crowd = pb.ChangeGroupUsersRequest(name="critical", allow=["user/a"] * 1_001)
-        assert "at most 1000" in (await refused(rm.cluster.ChangeGroupUsers(crowd))).message
+        assert "at most 1000" in (await refusal(rm.cluster.ChangeGroupUsers(crowd))).message
         allow = pb.ChangeGroupUsersRequest(name="critical", allow=["user/alice"])
         answer = await rm.cluster.ChangeGroupUsers(allow)
         assert list(answer.group.users) == ["user/alice"]
     async with running_rm(tmp_path) as rm:
         assert list((await groups(rm))["critical"].users) == ["user/alice"]
         await rm.rm.RegisterJob(register)
-        await refused(rm.rm_as("user/bob").RegisterJob(register))
+        await refusal(rm.rm_as("user/bob").RegisterJob(register))
 
 
 async def test_a_group_shows_what_it_has_and_who_waits_in_it(tmp_path: Path) -> None:

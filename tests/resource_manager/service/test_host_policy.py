@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import grpc
-import pytest
-
 from finegrain.cpuset import CpuSet
-from finegrain.errors import FinegrainError, Reason
-from finegrain.rpc.status import error_from_rpc
+from finegrain.errors import Reason
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain.v1 import cpus_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
@@ -21,6 +17,7 @@ from tests.support.rm_service import (
     ScriptedJob,
     next_events,
     profile,
+    refusal,
     running_rm,
     slot_request,
 )
@@ -46,12 +43,6 @@ class Seeing(ScriptedExecutor):
         if self.seen is not None:
             message.cpu_state.CopyFrom(self.seen)
         return message
-
-
-async def refused(call: Any) -> FinegrainError:
-    with pytest.raises(grpc.RpcError) as caught:
-        await call
-    return error_from_rpc(caught.value)
 
 
 async def free_cpu(rm: RunningRm) -> int:
@@ -105,20 +96,20 @@ async def test_what_is_refused_names_field_value_and_way_out(tmp_path: Path) -> 
     async with running_rm(tmp_path) as rm, Seeing(rm):
         wish = pb.SetHostPolicyRequest(executor_id="host-a")
         wish.policy.reserved_cpus = "0,77"
-        error = await refused(rm.cluster.SetHostPolicy(wish))
+        error = await refusal(rm.cluster.SetHostPolicy(wish))
         assert error.reason is Reason.INVALID_ARGUMENT
         assert error.details["field"] == "policy.reserved_cpus"
         assert "0-3" in error.message
         assert "77" in error.message
         wish.policy.reserved_cpus = "zero"
-        assert (await refused(rm.cluster.SetHostPolicy(wish))).reason is Reason.INVALID_ARGUMENT
+        assert (await refusal(rm.cluster.SetHostPolicy(wish))).reason is Reason.INVALID_ARGUMENT
         many = pb.SetHostPolicyRequest(executor_id="host-a", clear=["bind"] * 100)
-        assert (await refused(rm.cluster.SetHostPolicy(many))).details["field"] == "clear"
+        assert (await refusal(rm.cluster.SetHostPolicy(many))).details["field"] == "clear"
         nobody = pb.SetHostPolicyRequest(executor_id="host-z")
-        assert (await refused(rm.cluster.SetHostPolicy(nobody))).reason is Reason.EXECUTOR_UNKNOWN
+        assert (await refusal(rm.cluster.SetHostPolicy(nobody))).reason is Reason.EXECUTOR_UNKNOWN
         ask = pb.GetHostPolicyRequest(executor_id="host-z")
-        assert (await refused(rm.cluster.GetHostPolicy(ask))).reason is Reason.EXECUTOR_UNKNOWN
-        user = await refused(rm.cluster_as_user.SetHostPolicy(nobody))
+        assert (await refusal(rm.cluster.GetHostPolicy(ask))).reason is Reason.EXECUTOR_UNKNOWN
+        user = await refusal(rm.cluster_as_user.SetHostPolicy(nobody))
         assert user.reason is Reason.ROLE_MISSING
 
 
@@ -153,5 +144,5 @@ async def test_a_slot_with_cpus_of_its_own_keeps_them_when_it_grows(tmp_path: Pa
         told = executor.commands[-1]
         assert (told.resize_number, told.assignment.cpus) == (1, str(after))
         assert await free_cpu(rm) == 1_000
-        error = await refused(job.resize("r", profile=profile(2_500)))
+        error = await refusal(job.resize("r", profile=profile(2_500)))
         assert error.details["field"] == "profile.cpu_milli"

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import grpc
-import pytest
-
-from finegrain.errors import FinegrainError, Reason, ResourceExhausted
-from finegrain.rpc.status import error_from_rpc
+from finegrain.errors import Reason, ResourceExhausted
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from tests.support.rm_service import (
@@ -17,15 +12,10 @@ from tests.support.rm_service import (
     ScriptedExecutor,
     ScriptedJob,
     next_events,
+    refusal,
     running_rm,
     slot_request,
 )
-
-
-async def refused(call: Any) -> FinegrainError:
-    with pytest.raises(grpc.RpcError) as caught:
-        await call
-    return error_from_rpc(caught.value)
 
 
 async def users(rm: RunningRm) -> dict[str, pb.UserStatus]:
@@ -50,7 +40,7 @@ async def test_a_user_gets_no_more_than_its_limits(tmp_path: Path) -> None:
         assert (limit.user, limit.group, limit.dimension) == ("user/alice", "", "slots")
         assert (limit.used, limit.asked, limit.maximum) == (1, 1, 1)
         for call in (job.request(slot_request("third")), ScriptedJob(rm).register()):
-            error = await refused(call)
+            error = await refusal(call)
             assert isinstance(error, ResourceExhausted)
             assert "its limit is" in error.message
         await ScriptedJob(rm, who="user/bob").register()
@@ -69,8 +59,8 @@ async def test_only_administrators_change_limits(tmp_path: Path) -> None:
             rm.cluster_as_user.SetUserLimits(wanted),
             rm.cluster_as_user.DeleteUserLimits(pb.DeleteUserLimitsRequest(user="*")),
         ):
-            assert (await refused(call)).reason is Reason.ROLE_MISSING
+            assert (await refusal(call)).reason is Reason.ROLE_MISSING
         for maximum in ({"gpus": 2}, {"slots": -2}):
             wrong = pb.SetUserLimitsRequest(user="*", maximum=maximum)
-            assert "maximum" in (await refused(rm.cluster.SetUserLimits(wrong))).message
+            assert "maximum" in (await refusal(rm.cluster.SetUserLimits(wrong))).message
         assert not await users(rm)
