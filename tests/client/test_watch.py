@@ -107,11 +107,11 @@ async def test_a_missing_event_is_noticed_and_made_good_by_a_snapshot(
 async def test_a_snapshot_that_an_overloaded_server_does_not_explain_is_taken_in_later(
     servant: Scripted, cluster: fg.Cluster
 ) -> None:
-    cluster._connection.policy = RetryPolicy(budget_s=0.2)
     servant.auto_grant = False
     servant.break_watch_after.append(0)
     async with cluster.job("late") as job:
         (request,) = await job.request_slots(fg.SlotSpec())
+        cluster._connection.policy = RetryPolicy(budget_s=0.2)
         busy = fg.ResourceExhausted("too many calls", retry_after_s=0.3)
         servant.failures["ListRequests"].append(busy)
         servant.ended = [servant.snapshot_of(request.allocation_id, LOST, "EXECUTOR_LOST")]
