@@ -126,7 +126,7 @@ async def test_without_a_certificate_of_this_cluster_nothing_is_answered(rm: Run
 
 
 async def test_a_certificate_that_expires_on_an_open_connection_is_refused(rm: RunningRm) -> None:
-    short = signed_by(rm.authority, "viewer/vera", life_s=2)
+    short = signed_by(rm.authority, "viewer/vera", life_s=3)
     shown = grpc.ssl_channel_credentials(
         rm.authority.certificate_pem, short.key.encode(), short.certificate.encode()
     )
