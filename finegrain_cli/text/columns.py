@@ -314,7 +314,8 @@ SLOTS = (
 
 REQUESTS = (
     Column("job", job_label, shrinks=True),
-    Column("request", _short("allocation_id"), shrinks=True),
+    # People copy the id, so other columns are left out first.
+    Column("request", _short("allocation_id"), shrinks=True, readable=44),
     Column("count", _text("count"), right=True, rank=5),
     Column("state", _text("state"), rank=3),
     # The reason is never cut: people look for its code in the docs.

@@ -15,7 +15,7 @@ WIDTH_DEFAULT: Final = 80
 GAP: Final = 2
 ELLIPSIS: Final = ".."
 CELL_READABLE: Final = 20
-"""Columns are left out before cells become shorter than this number of characters."""
+"""By default, columns are left out before cells become shorter than this number of characters."""
 
 CELL_MIN: Final = 8
 """A cell is never shortened below this number of characters."""
@@ -40,6 +40,10 @@ class Fitting(Protocol):
     @property
     def shrinks(self) -> bool:
         """True if the cells of the column can be shortened."""
+
+    @property
+    def readable(self) -> int:
+        """Other columns are left out before the cells of this column become shorter."""
 
 
 def output_width() -> int:
@@ -74,13 +78,18 @@ def fitted(
         for at, column in enumerate(columns)
     ]
 
-    def least(at: int, floor: int = CELL_READABLE) -> int:
-        heading = len(columns[at].heading)
-        return min(widths[at], max(floor, heading)) if columns[at].shrinks else widths[at]
+    def least(at: int, floor: int = 0) -> int:
+        floor = max(floor or columns[at].readable, len(columns[at].heading))
+        return min(widths[at], floor) if columns[at].shrinks else widths[at]
 
     def order(at: int) -> tuple[bool, int, int]:
         is_empty = bool(rows) and all(row[at] in ("-", "") for row in rows)
         return is_empty, columns[at].rank, at
+
+    def room(at: int, floor: int) -> tuple[bool, int, int]:
+        # Cells of columns with a large `readable` are shortened last.
+        left = widths[at] - least(at, floor)
+        return left > 0, -columns[at].readable, left
 
     shown = list(range(len(columns)))
     for at in sorted((at for at in shown if columns[at].rank), key=order, reverse=True):
@@ -88,9 +97,9 @@ def fitted(
             break
         shown.remove(at)
     excess = sum(widths[at] for at in shown) + GAP * (len(shown) - 1) - width
-    for floor in (CELL_READABLE, CELL_MIN):
+    for floor in (0, CELL_MIN):
         while excess > 0:
-            longest = max(shown, key=lambda at: widths[at] - least(at, floor))
+            longest = max(shown, key=lambda at: room(at, floor))
             if widths[longest] <= least(longest, floor):
                 break
             widths[longest] -= 1

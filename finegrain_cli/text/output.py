@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from finegrain.errors import FinegrainError
-from finegrain_cli.text.fit import fitted, output_width, shortened
+from finegrain_cli.text.fit import CELL_READABLE, fitted, output_width, shortened
 
 API_VERSION = "finegrain/v1"
 
@@ -66,6 +66,7 @@ class Column:
         rank: a narrow table first leaves out the columns with the highest rank. A column with rank
             0 is always shown.
         shrinks: True if a narrow table can have shortened cells in this column.
+        readable: other columns are left out before the cells of this column become shorter.
     """
 
     heading: str
@@ -74,6 +75,7 @@ class Column:
     right: bool = False
     rank: int = 0
     shrinks: bool = False
+    readable: int = CELL_READABLE
 
 
 def colour_wanted(choice: ColorChoice, stream: Any) -> bool:

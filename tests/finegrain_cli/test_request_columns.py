@@ -26,3 +26,5 @@ def test_the_reason_is_not_cut(length: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert max(map(len, lines)) <= 80
     assert "INFEASIBLE_NOW_OFFLINE" in lines[1]
     assert "REASON" in lines[0]
+    if length <= 36:
+        assert "w" * length in lines[1]
