@@ -193,7 +193,7 @@ class Bench:
         for number, entries in enumerate(jobs):
             job_id = f"{prefix}{number}"
             specs = tuple(
-                RequestSpec(f"{job_id}.{entry}.{index}", self.profiles[profile_id])
+                RequestSpec(f"{job_id}-{entry}-{index}", self.profiles[profile_id])
                 for entry, (profile_id, count) in enumerate(entries)
                 for index in range(count)
             )
