@@ -440,6 +440,10 @@ class Host(CpuAllocator):
         amounts have changed.
         """
         self.known_free = None
+        # After a restart or a registration, no report is known, and the sum is the same.
+        if not self.reported:
+            self.unreported = dict(self.booked)
+            return
         self.unreported = {}
         for key, slot in self.slots.items():
             # Of a slot in the report, only the growth of its resize in flight is unreported.

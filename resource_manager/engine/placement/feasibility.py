@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from itertools import chain, islice
+from typing import cast
 
 from finegrain.resources import MEMORY_BYTES, Amounts
 from resource_manager.engine.hosts.host import KNOWN, ONLINE, Host
@@ -56,7 +57,8 @@ def feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClas
     """
     version = hosts.version
     if scheduling_class.verdict is not None and scheduling_class.verdict[0] == version:
-        return Feasibility(scheduling_class.verdict[1])
+        # A call of the enum would take longer than all other checks of a request.
+        return cast("Feasibility", scheduling_class.verdict[1])
     verdict = _feasibility(hosts, elastic, scheduling_class)
     scheduling_class.verdict = (version, verdict)
     return verdict

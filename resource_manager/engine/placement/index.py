@@ -265,13 +265,14 @@ class CapacityIndex:
         none = [0] * len(self.position)
         self.position = {host_id: at for at, host_id in enumerate(self.ids)}
         names = {name for vector in self._vectors.values() for name in vector}
+        added = [(self.position[host_id], vector) for host_id, vector in self._vectors.items()]
         for name in sorted(self.columns.keys() | names):
             old = self.columns[name][0] if name in self.columns else none
             leaves = list(map([*old, 0].__getitem__, origins))
             # Set these numbers last, so that a host that was removed and then added again gets its
             # new numbers.
-            for host_id, vector in self._vectors.items():
-                leaves[self.position[host_id]] = vector.get(name, 0)
+            for at, vector in added:
+                leaves[at] = vector.get(name, 0)
             self.columns[name] = _build_column(leaves)
             self.sums[name] = sum(leaves)
         self._vectors = {}
