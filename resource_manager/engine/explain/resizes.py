@@ -18,14 +18,15 @@ from resource_manager.engine.explain.remedies import slots_in_the_way
 from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import ResizeBackoff
+from resource_manager.engine.lifecycle.growth import assignment_for, growth, growth_obstacles
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
-from resource_manager.engine.lifecycle.resizes import ResizeMoves, growth, growth_obstacles
 from resource_manager.engine.model.entities import Resize, Slot
 from resource_manager.engine.model.host_refusal import HostRefusal
 from resource_manager.engine.model.texts import amount_text, number_text
 from resource_manager.engine.placement.constraint import Blocker
 from resource_manager.engine.placement.fit import AMOUNTS, AVAILABLE
 from resource_manager.engine.placement.reserved import Reservations
+from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 SLOTS_NAMED_MAX = 5
@@ -64,7 +65,12 @@ def explain_resizes(state: State, slot: Slot) -> list[ResizeExplanation]:
             for name, more in growth_needed.items()
         )
         summary = _waiting(
-            state.reservations, state.quotas, state.resizes, host, slot, growth_needed=growth_needed
+            state.reservations,
+            state.quotas,
+            state.requests,
+            host,
+            slot,
+            growth_needed=growth_needed,
         )
         found.append(ResizeExplanation(slot.wanted, False, dimensions, summary))
     return found
@@ -80,7 +86,7 @@ def _ordered(host: Host, slot: Slot) -> str:
 def _waiting(
     reservations: Reservations,
     quotas: QuotaChecks,
-    resizes: ResizeMoves,
+    requests: Requests,
     host: Host,
     slot: Slot,
     *,
@@ -114,7 +120,7 @@ def _waiting(
         group, name = block.group_id.removeprefix(GROUP), block.dimension
         has = amount_text(name, block.used, block.maximum, of=" of at most ")
         return f"group {group} has {has}, and the slot grows by {amount_text(name, block.need)}"
-    found = resizes.assignment_for(host, slot)
+    found = assignment_for(requests, host, slot)
     if isinstance(found, HostRefusal) and isinstance(found.blocker, DeviceBlocker):
         return f"{host.host_id}: {found.text}"
     if isinstance(found, HostRefusal):

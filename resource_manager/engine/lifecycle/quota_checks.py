@@ -24,7 +24,7 @@ from resource_manager.engine.fairness.quotas import (
     used_of,
 )
 from resource_manager.engine.hosts.slots import Slots
-from resource_manager.engine.lifecycle.resizes import growth
+from resource_manager.engine.lifecycle.growth import growth
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.queue.gangs import GangLedger, WaitingGang
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable

@@ -45,35 +45,28 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from finegrain.cpu_assignment import CpuAssignment
-from finegrain.cpu_policy import PLAIN
 from finegrain.devices.device import GPU
 from finegrain.devices.parking import has_gpus
 from finegrain.errors import InvariantBroken, Reason
-from finegrain.resources import Amounts, ResourceProfile, shortfall
+from finegrain.resources import ResourceProfile
 from finegrain.units import format_cpu
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState, SlotState
-from resource_manager.engine.cpus.request import CpuRequest
-from resource_manager.engine.cpus.resizing import fits_alone, resized
-from resource_manager.engine.devices.resizing import with_devices_of
-from resource_manager.engine.hosts.cpu_allocator import NO_TOPOLOGY
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import ResizeBackoff
 from resource_manager.engine.hosts.slots import Slots
+from resource_manager.engine.lifecycle.growth import assignment_for, growth, growth_obstacles
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.usage import UsageAccounting
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.entities import Request, Resize, Slot, SlotKey
 from resource_manager.engine.model.host_refusal import HostRefusal
 from resource_manager.engine.model.reported import ReportedSlot
-from resource_manager.engine.model.scheduling_key import CpuKey, Labels, SchedulingKey
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.state_tables import ResizeInput
 from resource_manager.engine.model.texts import profile_text
 from resource_manager.engine.model.timers import Timer, Timers, backoff_ms
 from resource_manager.engine.model.transitions import Transitions
-from resource_manager.engine.placement.constraint import HostView, Obstacle
-from resource_manager.engine.placement.fit import AMOUNTS, AVAILABLE, NOT_RESERVED
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.queue.non_batchable import NonBatchable
 from resource_manager.engine.queue.queue import WaitingQueue
@@ -114,7 +107,7 @@ class ResizeMoves:
         host = self.hosts[slot.executor_id]
         if growth_obstacles(host, slot):
             return False
-        found = self.assignment_for(host, slot)
+        found = assignment_for(self.requests, host, slot)
         if isinstance(found, HostRefusal):
             return False
         needed = growth(host, slot)
@@ -124,73 +117,6 @@ class ResizeMoves:
         if needed or found is not None:
             placing.follow([host])
         return True
-
-    def assignment_for(self, host: Host, slot: Slot) -> CpuAssignment | HostRefusal | None:
-        """Returns the cpus and NUMA nodes that the slot gets with the waiting resize.
-
-        Returns:
-            The assignment. A `HostRefusal` means that no assignment is possible now. None means
-            that the slot has no assignment and needs none.
-        """
-        current, wanted = slot.assignment, slot.wanted
-        # A slot without an assignment has no cpus, NUMA nodes or devices that the resize could
-        # change.
-        if current is None or wanted is None:
-            return current
-        if host.cpus is None:
-            # The host does not report its cores any more. So a slot that depends on cores cannot
-            # change its size.
-            depends = current.cpus or current.numa or current.devices or current.parked_devices
-            return NO_TOPOLOGY if depends else current
-        found = resized(
-            host.cpus,
-            (slot.allocation_id, slot.generation),
-            current,
-            self.cpu_request_of(host, slot, wanted),
-        )
-        if isinstance(found, HostRefusal):
-            return found
-        return with_devices_of(found, slot.profile, wanted.profile, host.cpus.devices)
-
-    def unsuited(self, host: Host, slot: Slot, size: Resize) -> HostRefusal | None:
-        """Returns the reason why the slot could not have this size even if the host had no other
-        slots: the cpus, NUMA nodes or devices of the host do not suffice.
-
-        Args:
-            host: the slot's host.
-            slot: the slot, which keeps its cpus and nodes.
-            size: the new size.
-
-        Returns:
-            The refusal. None if the cpus, nodes and devices could suffice.
-        """
-        # The new size is ordered only after the present order has ended. At that time, the slot
-        # possibly has the cpus and devices of the present order.
-        current, profile = slot.assignment, slot.profile
-        if slot.ordered is not None:
-            current, profile = slot.ordered.assignment or current, slot.ordered.profile
-        if current is None or host.cpus is None:
-            return None
-        key = (slot.allocation_id, slot.generation)
-        refusal = fits_alone(host.cpus, key, current, self.cpu_request_of(host, slot, size))
-        position = host.cpus.devices.layout.position
-        # If a device of the slot is absent, the following check is not possible. The device can
-        # return later, so its absence is no reason for a refusal.
-        if refusal or not all((each.type, each.uuid) in position for each in current.devices):
-            return refusal
-        alone = host.cpus.devices.empty()
-        alone.add(current.devices)
-        found = with_devices_of(current, profile, size.profile, alone)
-        # A parked slot can wait until its GPUs are available. So a resize of a parked slot is never
-        # refused because of GPUs.
-        return found if isinstance(found, HostRefusal) and not current.parked_devices else None
-
-    def cpu_request_of(self, host: Host, slot: Slot, size: Resize) -> CpuRequest:
-        """Returns what the slot would request from the cpu ledger of its host with this size."""
-        request = self.requests.get(slot.allocation_id)
-        policy = request.spec.cpu_policy if request is not None else PLAIN
-        booked = host.booking_of(size.profile, best_effort=slot.best_effort)
-        return CpuRequest.of(policy, booked, size.cpu_limit_milli, size.profile.devices)
 
     def advance(self, slot: Slot) -> None:
         """If a slot has a waiting resize, orders it or queues it.
@@ -212,7 +138,7 @@ class ResizeMoves:
             self.changes.slot(slot)
             self._report(slot, wanted.number)
             return
-        found = self.assignment_for(host, slot)
+        found = assignment_for(self.requests, host, slot)
         if not (growth(host, slot) or isinstance(found, HostRefusal)):
             # If the resize needed more capacity before, it is possibly still queued.
             self.queue.non_batchables.remove(wanted.arrival_number)
@@ -514,57 +440,6 @@ class ResizeMoves:
         """
         request = self.requests.served_by(slot)
         return request if request is not None and request.state is RequestState.GRANTED else None
-
-
-def growth(host: Host, slot: Slot) -> Amounts:
-    """Returns the amounts that the waiting resize needs in addition to the slot's booking. The
-    result is empty if the resize needs no more capacity.
-    """
-    if slot.wanted is None:
-        return {}
-    need = host.booking_of(slot.wanted.profile, best_effort=slot.best_effort)
-    return shortfall(need, slot.booked)
-
-
-@dataclass(frozen=True, slots=True)
-class _Growing:
-    """A slot that grows, in the form of a request, so that placement constraints can check the
-    growth.
-    """
-
-    profile: ResourceProfile | None
-    best_effort: bool
-    topology_constrained: bool  # the slot has dedicated cpus, is bound to NUMA nodes, or is parked
-    labels: Labels = ()
-    cpus: CpuKey | None = None
-
-    @property
-    def key(self) -> SchedulingKey:
-        """The scheduling key: all attributes that matter for the choice of a host."""
-        return self.profile, self.labels, self.cpus
-
-
-def growth_obstacles(host: Host, slot: Slot) -> tuple[Obstacle, ...]:
-    """Returns the obstacles to the growth of a slot's waiting resize; empty if the resize needs no
-    growth.
-
-    This function does not check quotas and cpus; see `QuotaChecks` and
-    `ResizeMoves.assignment_for`. Do not call this function for a host that is reserved for this
-    resize: the reservation would be an obstacle.
-    """
-    needed = growth(host, slot)
-    if slot.wanted is None or not needed:
-        return ()
-    # A slot without an assignment runs in the whole shared pool, so only amounts must be checked.
-    had = slot.assignment
-    is_constrained = had is not None and bool(had.cpus or had.numa or had.parked_devices)
-    request = _Growing(slot.wanted.profile, slot.best_effort, is_constrained)
-    at = HostView.growing(host, slot)
-    return tuple(
-        obstacle
-        for constraint in (AVAILABLE, AMOUNTS, NOT_RESERVED)
-        for obstacle in constraint.obstacles(request, needed, at)
-    )
 
 
 def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:

@@ -20,9 +20,9 @@ from resource_manager.engine.devices.layout import NO_LAYOUT
 from resource_manager.engine.hosts.allowed_cpus import MILLI_PER_CPU
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.slots import Slots
+from resource_manager.engine.lifecycle.growth import unsuited
 from resource_manager.engine.lifecycle.known import active_job
 from resource_manager.engine.lifecycle.resizes import (
-    ResizeMoves,
     has_size,
     size_text,
 )
@@ -63,7 +63,7 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
     host = state.hosts.of(slot)
     _refuse_other_devices(host, slot, request, target, park=event.park)
     _refuse_too_large(host, slot, target)
-    _refuse_unsuited(state.resizes, host, slot, target)
+    _refuse_unsuited(state.requests, host, slot, target)
     # The resize is accepted. If another resize waits, the new resize replaces it.
     number = slot.resize_number + 1
     replaced = slot.wanted
@@ -312,14 +312,14 @@ def _devices_text(requests: Iterable[DeviceRequest]) -> str:
     return amounts_text(totals) if totals else "no devices"
 
 
-def _refuse_unsuited(resizes: ResizeMoves, host: Host, slot: Slot, target: Resize) -> None:
+def _refuse_unsuited(requests: Requests, host: Host, slot: Slot, target: Resize) -> None:
     """Checks that the cpus and NUMA nodes of the host would be sufficient for a slot of this size
     if the host had no other slot.
 
     Raises:
         FailedPrecondition: the cpus and NUMA nodes would not be sufficient.
     """
-    refusal = resizes.unsuited(host, slot, target)
+    refusal = unsuited(requests, host, slot, target)
     if refusal is not None:
         raise FailedPrecondition(
             f"executor {host.host_id} cannot give slot {slot.allocation_id} that size, even without"

@@ -31,7 +31,7 @@ from resource_manager.engine.fairness.quotas import (
     used_of,
 )
 from resource_manager.engine.hosts.host import UNLIMITED, Host
-from resource_manager.engine.lifecycle.resizes import growth
+from resource_manager.engine.lifecycle.growth import growth
 from resource_manager.engine.model.entities import Slot
 from resource_manager.engine.placement.constraint import HostView
 from resource_manager.engine.placement.fit import Fit

@@ -26,7 +26,7 @@ from finegrain.resources import Amounts, add, fits, subtract, total_of
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.hosts.host import ONLINE, UNLIMITED, Host
-from resource_manager.engine.lifecycle.resizes import growth
+from resource_manager.engine.lifecycle.growth import assignment_for, growth, unsuited
 from resource_manager.engine.lifecycle.run_times import RunTimes
 from resource_manager.engine.model.host_refusal import HostRefusal
 from resource_manager.engine.model.scheduling_key import SLOTS, kinds_of
@@ -197,7 +197,7 @@ class ReservationSearch:
         caller must check before the call that the amounts are free.
         """
         if self._slot is not None:
-            found = self.state.resizes.assignment_for(self._hosts.of(self._slot), self._slot)
+            found = assignment_for(self.state.requests, self._hosts.of(self._slot), self._slot)
             return not isinstance(found, HostRefusal)
         trials = TentativeCpus()
         return all(
@@ -214,7 +214,7 @@ class ReservationSearch:
         """
         state, owner = self.state, self.owner
         if self._slot is not None:
-            found = state.resizes.assignment_for(self._hosts.of(self._slot), self._slot)
+            found = assignment_for(state.requests, self._hosts.of(self._slot), self._slot)
             if isinstance(found, HostRefusal):
                 raise InvariantBroken(f"{owner.title} should fit on its host, but {found.text}")
             state.resizes.order(self._slot, found)
@@ -241,8 +241,12 @@ class ReservationSearch:
             if key in self._outlasting and other is not slot
         ]
         need = total_of((slot.booked, growth(host, slot), *stays))
-        unsuited = self.state.resizes.unsuited
-        return host.eligible and fits(need, host.total) and not unsuited(host, slot, slot.wanted)
+        requests = self.state.requests
+        return (
+            host.eligible
+            and fits(need, host.total)
+            and not unsuited(requests, host, slot, slot.wanted)
+        )
 
     def _suits(self, each: Reservation, name: str) -> bool:
         host, kept = self._hosts.get(name), each.hosts[name]

@@ -47,7 +47,7 @@ from resource_manager.engine.fairness.flows import limited_title
 from resource_manager.engine.fairness.quotas import QuotaBlock
 from resource_manager.engine.hosts.host import ONLINE
 from resource_manager.engine.hosts.notes import ReservedCapacity
-from resource_manager.engine.lifecycle.resizes import growth
+from resource_manager.engine.lifecycle.growth import growth
 from resource_manager.engine.lifecycle.run_times import declares
 from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.scheduling_key import SLOTS, in_grains

@@ -25,7 +25,7 @@ from finegrain.values.states import ExecutorState, RequestState
 from resource_manager.engine.invariants import sweep
 from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.lifecycle import journal
-from resource_manager.engine.lifecycle.resizes import growth
+from resource_manager.engine.lifecycle.growth import growth
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, RequestSpec, Slot
 from resource_manager.engine.model.events import (
     ExecutorProbed,
