@@ -334,7 +334,8 @@ def _restore_slot(state: State, slot: Slot) -> None:
     host.slots[key] = slot
     if request is not None and request.spec.cpu_policy.neighbor_job:
         slot.policy = request.spec.cpu_policy
-        host.labeled.add(host.host_id, slot.policy)
+        if not slot.revoked_for:  # other slots start after its end
+            host.labeled.add(host.host_id, slot.policy)
     job = state.jobs.get(slot.job_id)
     if job is not None:
         slot.job_id = job.job_id

@@ -349,7 +349,7 @@ class Host(CpuAllocator):
         self.revoked.pop(key, None)
         if self.cpus is not None and key in self.cpus.holdings:
             self.cpus.remove(key)
-        if slot.policy is not None:
+        if slot.policy is not None and not slot.revoked_for:
             self.labeled.remove(self.host_id, slot.policy)
         decrease(self.booked, slot.booked)
         decrease(self.unreported, self.unreported_of(key, slot))

@@ -53,7 +53,7 @@ def _labeled_slots(hosts: Hosts) -> Iterator[str]:
         (host.host_id, slot.policy)
         for host in hosts.values()
         for slot in host.slots.values()
-        if slot.policy is not None
+        if slot.policy is not None and not slot.revoked_for
     )
     if found != hosts.labeled.counts():
         yield f"the table of labeled slots has {hosts.labeled.counts()}, expected {dict(found)}"

@@ -350,6 +350,13 @@ class RequestMoves:
         host = self.hosts.of(slot)
         host.revoked[key_of(slot)] = owner.allocation_id
         self._book_again(host, slot)
+        # The owner possibly needs only a part of what the slot had. Blocked requests possibly need
+        # the rest: its cpus, its nodes, or a place without it as a neighbor.
+        if slot.policy is not None:
+            host.labeled.remove(host.host_id, slot.policy)
+            self.neighbors_changed(host, slot.policy)
+        elif slot.assignment is not None:
+            self.hosts.indexes.log_growth(host, self.queue)
         self.journal.slot_event(
             "slot_revoked",
             slot,
@@ -368,6 +375,8 @@ class RequestMoves:
         slot.revoked_for, slot.revoked_until_time_ms = "", None
         del host.revoked[key]
         self._book_again(host, slot)
+        if slot.policy is not None:
+            host.labeled.add(host.host_id, slot.policy)
         if host.to_allocate and host.cpus is not None and conflicts(host.cpus, key):
             # Slots that were placed in the meantime rely on the end of this slot: they have its
             # cpus, or a rule keeps them apart from it. So it ends for one of them.
@@ -375,6 +384,8 @@ class RequestMoves:
             slot.revoked_for, slot.revoked_until_time_ms = heir, until_ms
             host.revoked[key] = heir
             self._book_again(host, slot)
+            if slot.policy is not None:
+                host.labeled.remove(host.host_id, slot.policy)
             return
         request = self.requests.get(slot.allocation_id)
         if (
