@@ -30,6 +30,7 @@ from resource_manager.engine.state import State
 from resource_manager.storage import tables
 from resource_manager.storage.rows import GROUPS, RANGES, REQUESTS
 from tests.simulation.job_checks import limits_of, waits
+from tests.simulation.revocation_checks import only_by_revocation
 
 if TYPE_CHECKING:
     from tests.simulation.database import Database
@@ -419,6 +420,8 @@ def _is_passed_over(
     """
     shape = line.scheduling_class
     if shape.key != scheduling_key(request.spec):
+        return False
+    if only_by_revocation(state, request, state.requests.at(line.numbers.first).spec):
         return False
     for mine, theirs in zip(
         _steps(state, request.job_id), _steps(state, line.job_id), strict=False

@@ -12,6 +12,7 @@ from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.queue.scheduling_classes import JobQueue
 from resource_manager.engine.state import State
 from tests.simulation.fair_checks import MANY_SHAPES, Limits
+from tests.simulation.revocation_checks import only_by_revocation
 
 
 class PriorityChecks:
@@ -73,6 +74,8 @@ class PriorityChecks:
         first = state.requests.at(line.numbers.first)
         job, other = state.jobs[request.job_id], state.jobs[line.job_id]
         if line.scheduling_class.key != scheduling_key(request.spec) or job.group != other.group:
+            return
+        if only_by_revocation(state, request, first.spec):
             return
         mine, theirs = job.priority, other.priority
         if job is other:

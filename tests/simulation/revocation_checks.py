@@ -8,7 +8,7 @@ from finegrain.resources import total_of
 from finegrain.values.states import ExecutorState, RequestState, SlotState
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.effects import Effect, PublishClusterEvent
-from resource_manager.engine.model.entities import Slot
+from resource_manager.engine.model.entities import Request, RequestSpec, Slot
 from resource_manager.engine.state import State
 
 
@@ -34,6 +34,15 @@ class RevocationChecks:
         if self.revoked:
             for host in state.hosts.values():
                 yield from _ordered_twice(host)
+
+
+def only_by_revocation(state: State, request: Request, waiting: RequestSpec) -> bool:
+    """Returns whether slots were revoked for a placed request, and a waiting request must not
+    revoke slots. Then the placed request can be served before the waiting one.
+    """
+    return waiting.revocable and any(
+        slot.revoked_for == request.allocation_id for slot in state.slots.values()
+    )
 
 
 def _ordered_twice(host: Host) -> Iterator[str]:
