@@ -28,6 +28,7 @@ from resource_manager.engine.model.entities import (
     HostSetting,
     Registration,
 )
+from resource_manager.engine.model.scheduling_key import in_grains
 
 MILLI_PER_CPU = 1000
 
@@ -71,12 +72,14 @@ class HostCpus:
         taken: announced cpus that cannot be dedicated to slots, because they are unavailable or
             reserved.
         total: the amounts that slots can book on the host. Equal hosts share this dict.
+        dimensions: `total` in the units of the index.
     """
 
     policy: EffectivePolicy
     unavailable: CpuSet
     taken: CpuSet
     total: dict[str, int]
+    dimensions: dict[str, int]
 
 
 def host_cpus(
@@ -125,7 +128,9 @@ def _host_cpus(
     total = dict(announced_total)
     if uncounted:
         total = _total(total, announced.slot_cpus, uncounted)
-    return HostCpus(policy, unavailable, taken, _with_best_effort(total, announced, in_no_pool))
+    total = _with_best_effort(total, announced, in_no_pool)
+    dimensions = {name: amount for name, amount in in_grains(total).items() if amount}
+    return HostCpus(policy, unavailable, taken, total, dimensions)
 
 
 def announced_by(registration: Registration) -> Announced:

@@ -265,9 +265,8 @@ class Host(CpuAllocator):
         return host_cpus(one.registration, one.cpu_state, self.operator_policy, self.cluster_policy)
 
     def _adopt_cpus(self, now: HostCpus) -> None:
-        self.present, self.total = now, now.total
+        self.present, self.total, self.dimensions = now, now.total, now.dimensions
         self.known_free = None
-        self.dimensions = {name: total for name, total in in_grains(self.total).items() if total}
         self.described = None
 
     def notice_shrinking(self) -> None:

@@ -9,6 +9,8 @@ equals the `KNOWN` column while the host is online, and is 0 otherwise.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from finegrain.resources import Amounts
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.hosts.host import KNOWN, ONLINE, Host
@@ -33,6 +35,9 @@ _BESIDES_AMOUNTS = frozenset(name for each in CONSTRAINTS for name in each.colum
 _PREFIXES = tuple(prefix for each in CONSTRAINTS for prefix in each.column_prefixes)
 
 _SIZE_UNIT = 1 << 60
+
+_KNOWN_MAX = 4_096
+"""The largest number of cached kinds of empty hosts. A cluster has few kinds."""
 
 _WITH_COLUMNS = tuple(each for each in CONSTRAINTS if each.has_columns)
 _PREFERABLE = tuple(each for each in CONSTRAINTS if each.is_preferable)
@@ -142,7 +147,14 @@ def _describe(host: Host) -> None:
     empty: dict[str, int] = {}
     for constraint in _WITH_COLUMNS:
         empty.update(constraint.offers(at))
-    host.columns_known = {KNOWN + name: amount for name, amount in empty.items()}
-    online = {ONLINE + name: amount for name, amount in empty.items()}
-    host.columns_online = {**host.columns_known, **online}
+    host.columns_known, host.columns_online = _prefixed(tuple(empty.items()))
     host.described = host.executor.registration
+
+
+@lru_cache(_KNOWN_MAX)
+def _prefixed(columns: tuple[tuple[str, int], ...]) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns the columns with the prefix `KNOWN`, and these columns together with those of the
+    prefix `ONLINE`. Equal hosts share both dicts.
+    """
+    known = {KNOWN + name: amount for name, amount in columns}
+    return known, known | {ONLINE + name: amount for name, amount in columns}
