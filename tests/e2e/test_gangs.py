@@ -68,7 +68,7 @@ def test_a_member_that_ends_well_ends_nobody(small: Small) -> None:
     outcome = small.cli.run("--gang", "2", "--", "sh", "-c", script)
 
     assert outcome.code == 0
-    assert outcome.text.splitlines() == ["[0] done", "[1] done"]
+    assert sorted(outcome.text.splitlines()) == ["[0] done", "[1] done"]
 
 
 def test_a_member_whose_slot_is_taken_away_ends_the_others(small: Small) -> None:
