@@ -200,6 +200,7 @@ def environment(folder: Path) -> dict[str, str]:
         if not name.startswith(("FINEGRAIN_", "XDG_"))
     }
     kept |= {"HOME": str(folder), "XDG_RUNTIME_DIR": str(folder), "NO_COLOR": "1"}
+    kept["FINEGRAIN_RUN_DIR"] = str(folder / "run")
     kept["PYTHONPATH"] = f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'client'}"
     return kept
 

@@ -79,6 +79,8 @@ class Cli:
             if not name.startswith(("FINEGRAIN_", "XDG_"))
         }
         kept |= {"HOME": str(self.home), "XDG_RUNTIME_DIR": str(self.home), "NO_COLOR": "1"}
+        # Without this, root finds the clusters of all tests that run at the same time.
+        kept["FINEGRAIN_RUN_DIR"] = str(self.home / "run")
         # Test this checkout, whether it is installed or not.
         kept["PYTHONPATH"] = f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'client'}"
         if self.manager:

@@ -28,7 +28,10 @@ from tests.task_executor.service.scripted_rm import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 
-TICKER = "i=0; while [ $i -lt 60 ]; do i=$((i+1)); echo $i; sleep 0.05; done; exit 7"
+TICKER = (
+    "i=0; while [ $i -lt 60 ]; do i=$((i+1)); echo $i; sleep 0.05; done; "
+    "until [ -e $0 ]; do sleep 0.05; done; exit 7"
+)
 TICKS = b"".join(b"%d\n" % i for i in range(1, 61))
 
 
@@ -47,14 +50,16 @@ async def test_killing_the_front_loses_neither_task_nor_output_nor_exit_status(
     rm: ScriptedRM, real: JobMaster, process: ExecutorProcess
 ) -> None:
     await rm.allocate(allocation())
-    status = await real.submit("sh", "-c", TICKER)
+    go = process.folder / "go"
+    status = await real.submit("sh", "-c", TICKER, str(go))
     await eventually(lambda: b"3\n" in process.output("task"), "it ticks")
     process.kill()
     job_master = await restarted(process, rm)
     assert [s.allocation_id for s in rm.registered.report.slots] == ["slot"]
     assert rm.registered.instance_id == rm.registrations[0].instance_id
-    again = await job_master.submit("sh", "-c", TICKER)
+    again = await job_master.submit("sh", "-c", TICKER, str(go))
     assert (again.pid, again.state) == (status.pid, te.TASK_STATE_RUNNING)
+    go.touch()
     seen = await job_master.watch()
     assert (seen.stdout, seen.exit.exit_code) == (TICKS, 7)
 
@@ -101,7 +106,7 @@ async def test_killing_the_helper_loses_nothing(
     rm: ScriptedRM, real: JobMaster, process: ExecutorProcess
 ) -> None:
     await rm.allocate(allocation())
-    await real.submit("sh", "-c", TICKER)
+    await real.submit("sh", "-c", TICKER, "/dev/null")
     helper = process.helper_pid()
     os.kill(helper, signal.SIGKILL)
     seen = await real.watch()
