@@ -92,6 +92,13 @@ class Browser:
         script = "return document.querySelector(arguments[0]) !== null"
         eventually(lambda: self.run(script, selector), f"there is {selector}")
 
+    def lacks(self, selector: str) -> None:
+        """Waits until no such element is in the page. A dialog is hidden before the page removes
+        it.
+        """
+        script = "return document.querySelector(arguments[0]) === null"
+        eventually(lambda: self.run(script, selector), f"there is no {selector}")
+
     def click(self, tag: str, text: str) -> None:
         """Clicks the first element with this text."""
         script = (

@@ -149,6 +149,7 @@ def test_a_drain_shows_first_what_it_concerns(
     browser.shows("concerns 48 slots", "The first 20 of 48 slots", "slot-1-19", "host-00002")
     browser.press(Keys.ESCAPE)
     browser.hides("concerns 48 slots")
+    browser.lacks("dialog")
     browser.click("button", "Drain")
     browser.click("button.danger", "Drain")
     browser.shows("ACTIVE, draining")
