@@ -122,7 +122,7 @@ def format_duration(seconds: float) -> str:
     return f"{days}d{hours:02d}h"
 
 
-def format_limit(milliseconds: int) -> str:
+def format_duration_exactly(milliseconds: int) -> str:
     """Returns a configured duration exactly, such as "1s", "1.5s", "1m30s", "2h"."""
     parts = []
     for unit, length_ms in ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000):

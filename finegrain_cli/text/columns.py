@@ -20,7 +20,7 @@ from finegrain.resources import (
     MEMORY_PARTS,
     ResourceProfile,
 )
-from finegrain.units import format_bytes, format_cpu, format_duration, format_limit
+from finegrain.units import format_bytes, format_cpu, format_duration, format_duration_exactly
 from finegrain_cli.text.cpus import class_text, cpus_text, nodes_text, notes_text, policy_text
 from finegrain_cli.text.fit import ShortIds
 from finegrain_cli.text.output import Column
@@ -198,7 +198,7 @@ def _labels(row: Row) -> str:
 
 def _time_limit(row: Mapping[str, Any]) -> str:
     limit_s = row["time_limit_s"]
-    return "-" if limit_s is None else format_limit(round(limit_s * 1_000))
+    return "-" if limit_s is None else format_duration_exactly(round(limit_s * 1_000))
 
 
 def _isolation(row: Row) -> str:

@@ -15,7 +15,7 @@ import asyncio
 
 from finegrain.errors import Reason
 from finegrain.logs import get_logger
-from finegrain.units import format_limit
+from finegrain.units import format_duration_exactly
 from task_executor.engine.slots import Slot
 from task_executor.host.helper_messages import TaskFault
 from task_executor.service.slot_keeper import SlotKeeper
@@ -71,7 +71,7 @@ class TimeLimits:
 
     async def _note_reason(self, slot: Slot) -> None:
         """Records why the tasks of the slot end, before their end."""
-        limit = format_limit(slot.spec.time_limit_ms or 0)
+        limit = format_duration_exactly(slot.spec.time_limit_ms or 0)
         why = TaskFault(Reason.TIME_LIMIT.value, f"the time limit of its slot ({limit}) was over")
         for task in self._keeper.tasks.of_slot(slot.key):
             await self._runner.note_reason(task, why)

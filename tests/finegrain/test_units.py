@@ -13,7 +13,7 @@ from finegrain.units import (
     format_bytes,
     format_cpu,
     format_duration,
-    format_limit,
+    format_duration_exactly,
     parse_bytes,
     parse_cpu_milli,
     parse_duration_ms,
@@ -113,7 +113,7 @@ def test_amounts_are_shown_short() -> None:
     ]
     assert [format_cpu(each) for each in (10, 500, 1000, 12_500)] == ["0.01", "0.5", "1", "12.5"]
     limits = (0, 1, 1_000, 1_500, 90_000, 3_600_000, 7_260_000, 273_600_000)
-    assert [format_limit(each) for each in limits] == [
+    assert [format_duration_exactly(each) for each in limits] == [
         "0s",
         "0.001s",
         "1s",

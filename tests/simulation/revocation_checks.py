@@ -62,8 +62,11 @@ def _ordered_twice(host: Host) -> Iterator[str]:
 
 
 def _size_of(host: Host, slot: Slot) -> dict[str, int]:
-    """Returns what a slot really takes, even if its capacity is booked for another request."""
-    if slot.state is SlotState.FREEING and slot.revoked_for:
+    """Returns what a slot really takes: its capacity is possibly booked for another request, and an
+    order to resize it is possibly not sent yet.
+    """
+    is_revoked = slot.state is SlotState.FREEING and slot.revoked_for
+    if is_revoked or (slot.allocation_id, slot.generation) in host.to_resize:
         booked = host.booking_of(slot.profile, best_effort=slot.best_effort)
         return host.without_vanished(booked, slot.assignment)
     return dict(slot.booked)

@@ -7,7 +7,8 @@ many slots, AllocateSlots allocates many slots, and ResizeSlot resizes one slot.
   only for a limited time: an executor can free only slots that were allocated before.
 - ResizeSlot and AllocateSlots alternate. So even if many orders of one kind wait, they delay an
   order of the other kind by only one command. The sequence does not affect capacity, because the
-  capacity for all these orders is already booked.
+  capacity for all these orders is already booked. Both wait until slots that are being revoked have
+  ended.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ def dispatch(state: State) -> None:
 def _send_next(state: State, host: Host) -> None:
     most = state.settings.command_items_max
     executor = host.executor
-    # Send no allocations while slots are being revoked: the executor needs the capacity of the
-    # revoked slots to carve the slots that replace them.
-    ready = host.to_allocate if not host.revoked else ()
+    # Send no allocations and no resizes while slots are being revoked. Their capacity is booked for
+    # other slots, but the executor still needs it for the revoked slots.
+    to_allocate = host.to_allocate if not host.revoked else ()
+    to_resize = host.to_resize if not host.revoked else ()
     if host.to_free and host.frees_paused_until_ms <= state.journal.now_ms:
         keys = tuple(islice(host.to_free, most))
         executor.command_number += 1
@@ -71,10 +73,10 @@ def _send_next(state: State, host: Host) -> None:
         # `_free_failed` adds the slot to `to_free` again.
         for key in keys:
             del host.to_free[key]
-    elif host.to_resize and not (host.resized_last and ready):
+    elif to_resize and not (host.resized_last and to_allocate):
         host.resized_last = True
         _send_resize(state.journal, host)
-    elif ready:
+    elif to_allocate:
         host.resized_last = False
         _send_allocate(state.journal, state.requests, state.jobs, host, most)
 

@@ -363,3 +363,24 @@ def test_no_order_of_failures_promises_a_gpu_twice_or_forgets_a_parked_slot(seed
         unpark(cluster, kept)
         assert not cluster.slot(kept).is_parked
         assert sum(shares_on_host(executor).values()) > 0
+
+
+def test_a_slot_gets_its_gpu_again_only_when_a_revoked_slot_has_ended() -> None:
+    """`infer` needs half of the GPU of the revoked slot, and `train` gets the other half."""
+    executor = parkable(gpus=1)
+    executor.frees_slowly = True
+    cluster = EngineCluster.settled(executor, revocation=True)
+    submit(cluster, "train", gpu=50)
+    park(cluster, "train")
+    cluster.submit(RequestSpec("serve", profile(gpu=100), revocable=True))
+    submit(cluster, "infer", gpu=50)
+    assert cluster.state.slots["serve", 1].revoked_for == "infer"
+    unpark(cluster, "train")
+    assert cluster.slot("train").ordered is not None
+    assert not executor.slots["train", 1].profile.devices
+    assert not cluster.is_granted("infer")
+    executor.finish_frees()
+    cluster.report(executor)
+    cluster.settle()
+    assert gpus_of(cluster, "train") == gpus_of(cluster, "infer") == ["GPU-0"]
+    assert executor.slots["train", 1].profile == profile(gpu=50)
