@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import partial
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 
 INDENT = "  "
-VERDICT_WIDTH_MIN = 24
+_wrap = partial(wrap, break_on_hyphens=False, break_long_words=False)  # people copy whole ids
+VERDICT_WIDTH_MIN = 40
 """If less is left for verdicts beside the other columns, each verdict has its own lines."""
 
 
@@ -190,14 +192,14 @@ def _verdicts(verdicts: Iterable[ExecutorVerdict]) -> list[str]:
             line
             for each, amounts in zip(shown, free, strict=True)
             for line in (
-                *wrap(f"{each.executor_id}: {amounts}", width, subsequent_indent=INDENT * 2),
-                *wrap(each.message, width, initial_indent=INDENT, subsequent_indent=INDENT * 2),
+                *_wrap(f"{each.executor_id}: {amounts}", width, subsequent_indent=INDENT * 2),
+                *_wrap(each.message, width, initial_indent=INDENT, subsequent_indent=INDENT * 2),
             )
         ]
     lines = [f"{heading.ljust(begin)}VERDICT"]
     for row, verdict in zip(rows, shown, strict=True):
         message = verdict.message or "-"
-        lines += wrap(
+        lines += _wrap(
             message, width, initial_indent=row.ljust(begin), subsequent_indent=begin * " "
         )
     return lines

@@ -11,7 +11,8 @@ from tests.support.cli import EXPLANATION
 
 VERDICT = (
     "NUMA_UNALIGNED: SingleNUMANode cannot place 4 cpus, 64Mi memory on one NUMA node; free by"
-    " node: 0: 3 cpus, 16320Mi memory; 1: 3 cpus, 16320Mi memory"
+    " node: 0: 3 cpus, 16320Mi memory; 1: 3 cpus, 16320Mi memory; it has slot"
+    " 01a22624-735e-7e05-bc5b-93934e372aaa"
 )
 FEW, MANY = ("cpu_milli",), ("cpu_milli", "memory_bytes", "device.gpu", "extended.licence")
 

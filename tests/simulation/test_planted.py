@@ -119,7 +119,7 @@ FOUND_BY = {
     "cordons_are_not_durable": 7,
     "cordons_are_forgotten_when_an_executor_registers": 2,
     "virtual_functions_are_given_twice": 10,
-    "vanished_device_keeps_nothing": 10,
+    "vanished_device_keeps_nothing": 53,
     "slots_of_one_decision_get_the_same_device": 1,
     "work_that_a_device_has_lost_goes_on": 1,
     "slot_that_is_confirmed_on_a_failed_device_goes_on": 32,

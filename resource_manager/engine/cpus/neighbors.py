@@ -135,18 +135,11 @@ def broken_rules(ledger: CpuLedger) -> Iterator[tuple[SlotKey, NeighborRule]]:
                     yield key, rule
 
 
-def conflicts(ledger: CpuLedger, key: SlotKey) -> bool:
-    """Returns whether a slot has cpus or devices of another slot, or a required rule `apart` is
-    broken on the host.
+def conflicts(ledger: CpuLedger) -> bool:
+    """Returns whether two slots have the same cpus, slots have more of a node or device than there
+    is, or a required rule `apart` is broken on the host.
     """
-    if any(broken_rules(ledger)) or ledger.devices.problems():
-        return True
-    assignment = ledger.holdings[key]
-    cpus = assignment.cpus.bits if assignment is not None else 0
-    return any(
-        other != key and each is not None and each.cpus.bits & cpus
-        for other, each in ledger.holdings.items()
-    )
+    return any(broken_rules(ledger)) or bool(ledger.problems())
 
 
 def domains(layout: CpuLayout, level: Level) -> tuple[int, ...]:

@@ -377,16 +377,21 @@ class RequestMoves:
         self._book_again(host, slot)
         if slot.policy is not None:
             host.labeled.add(host.host_id, slot.policy)
-        if host.to_allocate and host.cpus is not None and conflicts(host.cpus, key):
-            # Slots that were placed in the meantime rely on the end of this slot: they have its
-            # cpus, or a rule keeps them apart from it. So it ends for one of them.
-            heir, _ = next(iter(host.to_allocate))
+        heirs = host.to_allocate or host.to_resize
+        if heirs and host.cpus is not None and conflicts(host.cpus):
+            # Slots that were placed or have grown in the meantime rely on the end of this slot:
+            # they have its cpus or devices, or a rule keeps them apart from it. So it ends for one
+            # of them.
+            heir, _ = next(iter(heirs))
             slot.revoked_for, slot.revoked_until_time_ms = heir, until_ms
             host.revoked[key] = heir
             self._book_again(host, slot)
             if slot.policy is not None:
                 host.labeled.remove(host.host_id, slot.policy)
             return
+        if host.cpus is not None:
+            # The host has possibly become smaller while the ledger did not contain the slot.
+            host.cpus.tolerate()
         request = self.requests.get(slot.allocation_id)
         if (
             request is not None

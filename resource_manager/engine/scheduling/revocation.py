@@ -397,6 +397,8 @@ class _Trial:
             host.cpus.remove(key)
         elif host.cpus is not None:
             host.cpus.add(key, cpus_booked(slot), slot.policy)
+            # If the host has become too small for its slots, they still keep their amounts.
+            host.cpus.tolerate()
 
     def _follow(self, slots: Iterable[Slot]) -> None:
         strategy = self._hosts.settings.strategy

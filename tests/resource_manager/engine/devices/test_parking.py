@@ -384,3 +384,21 @@ def test_a_slot_gets_its_gpu_again_only_when_a_revoked_slot_has_ended() -> None:
     cluster.settle()
     assert gpus_of(cluster, "train") == gpus_of(cluster, "infer") == ["GPU-0"]
     assert executor.slots["train", 1].profile == profile(gpu=50)
+
+
+def test_a_revoked_slot_ends_for_a_slot_that_got_its_gpu_in_the_meantime() -> None:
+    executor = parkable(gpus=1)
+    executor.frees_slowly = True
+    cluster = EngineCluster.settled(executor, revocation=True)
+    submit(cluster, "train", gpu=50)
+    park(cluster, "train")
+    cluster.submit(RequestSpec("serve", profile(gpu=100), revocable=True))
+    submit(cluster, "infer", gpu=50)
+    unpark(cluster, "train")
+    cluster.cancel("infer")
+    assert cluster.state.slots["serve", 1].revoked_for == "train"
+    cluster.check()
+    executor.finish_frees()
+    cluster.report(executor)
+    cluster.settle()
+    assert gpus_of(cluster, "train") == ["GPU-0"]

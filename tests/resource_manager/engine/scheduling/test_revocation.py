@@ -7,10 +7,12 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from finegrain.cpu_policy import CpuPolicy, NumaPolicy
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.model.entities import RequestSpec, Slot
 from tests.support.engine_cluster import EngineCluster
+from tests.support.engine_cluster.hosts import numa_host
 from tests.support.properties import examples
 
 CPUS = 8_000
@@ -143,3 +145,19 @@ def test_without_revocation_nothing_is_taken_back() -> None:
     cluster.submit(spec("new", 4_000))
     cluster.wait(5_000)
     assert cluster.state.requests["new"].state is RequestState.PENDING
+
+
+def test_a_search_in_vain_leaves_slots_what_their_host_has_lost() -> None:
+    """Cpus of a NUMA node have gone offline, so its slots have more than the node has. This is
+    still accepted after a slot was considered for revocation.
+    """
+    cluster = EngineCluster(numa_host(nodes=1, cores=4, threads=1), revocation=True)
+    one_node = CpuPolicy(numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
+    cluster.submit("old", cpu_milli=3_000, policy=one_node, revocable=True)
+    cluster.submit("kept", policy=one_node)
+    cluster.settle()
+    cluster.report_cpus("host-a", offline_cpus="0-1")
+    cluster.submit_gang("new", [2_000])
+    cluster.settle()
+    cluster.check()
+    assert cluster.is_granted("old")
