@@ -323,6 +323,9 @@ class GangSearch:
         key = largest.profile, tuple(sorted(labels.items())), _without_neighbors(largest.cpus)
         barred = frozenset[str]().union(*(each.barred for each in self.members))
         whole = SchedulingClass(0, *key)
+        # A host that has refused equal requests without rules about neighbors has not refused the
+        # members.
+        whole.key = largest.profile, key[1], largest.cpus
         pooled, separate = whole_needs(self.members)
         # The policies are copied from the largest member. The amounts are the sums over all
         # members.

@@ -62,6 +62,20 @@ def test_a_rule_of_a_running_slot_keeps_later_slots_away() -> None:
     assert cluster.is_granted("noisy")
 
 
+def test_a_refusal_of_a_plain_request_does_not_concern_a_gang_with_rules() -> None:
+    """The gang is searched as one large request, which is equal to the refused request except for
+    the rule.
+    """
+    executor = host("host-a")
+    executor.broken.add("refused")
+    cluster = EngineCluster.settled(executor)
+    submit(cluster, "refused")
+    assert cluster.waiting() == {"refused"}
+    rule = policy("", "apart app=noisy@host:preferred")
+    cluster.submit_gang("gang", [1_000, 1_000], GangPlacement.SAME_EXECUTOR, policy=rule)
+    assert cluster.hosts_of("gang-0", "gang-1") == ["host-a", "host-a"]
+
+
 def test_slots_of_other_jobs_do_not_count() -> None:
     cluster = EngineCluster.settled(numa_host())
     cluster.job("another")
