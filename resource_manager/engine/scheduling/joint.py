@@ -103,7 +103,7 @@ class JointPlacement:
         if left < JOINT_MIN:
             return 0
         flows = self.flows
-        limited = bool(flows.waiting_jobs) or any(
+        limited = bool(flows.waiting_jobs or flows.users.flows) or any(
             flow.maximum for flow in (flows.root, *flows.groups.values())
         )
         few = len(queue.by_job) <= JOBS_PER_REQUEST * left

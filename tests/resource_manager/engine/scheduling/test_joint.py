@@ -19,6 +19,7 @@ from resource_manager.engine.model.events import (
     JobRegistered,
     RequestsSubmitted,
     SlotsReleased,
+    UserLimitsSet,
 )
 from resource_manager.engine.model.settings import DAY_MS, Fairness
 from resource_manager.engine.placement.placer import Placer, Run
@@ -28,6 +29,7 @@ from tests.support.engine_cluster import EngineCluster, FakeExecutor
 from tests.support.properties import examples
 
 GROUPS = ("default", "one", "four", "below")  # `below` is a child of `four`
+USERS = ("operator/ann", "operator/bob")
 DEFAULT = ResourceProfile(1_000, 64 * MIB)
 
 ONE_HOST: list[Amounts] = [{"cpu_milli": 200_000, "memory_bytes": 400 * GIB}]
@@ -40,7 +42,9 @@ EQUAL_CPU = [ResourceProfile(1_000, memory * MIB) for memory in (64, 128, 256)]
 
 Steps = st.lists(
     st.tuples(
-        st.sampled_from(["ask", "ask", "ask", "range", "release", "time", "weight", "limit"]),
+        st.sampled_from(
+            ["ask", "ask", "ask", "range", "release", "time", "weight", "limit", "user"]
+        ),
         st.integers(0, 7),
         st.integers(1, 60),
     ),
@@ -67,7 +71,8 @@ class Shared:
         )
         for number in range(8):
             name = f"job{number}"
-            self.batch(JobRegistered(at, name, name, GROUPS[number % 4], None, "operator/ann", "r"))
+            group, owner = GROUPS[number % 4], USERS[number % 3 % 2]
+            self.batch(JobRegistered(at, name, name, group, None, owner, "r"))
         self.asked = 0
 
     def batch(self, *events: Event) -> None:
@@ -114,6 +119,8 @@ class Shared:
         elif what == "limit":
             most, least = {"cpu_milli": amount * 2_000}, {"cpu_milli": amount * 500}
             self.batch(GroupSet(at, GROUPS[number % 3], maximum=most, minimum=least))
+        elif what == "user":
+            self.batch(UserLimitsSet(at, USERS[number % 2], {"slots": amount}))
 
     def slots(self) -> list[str]:
         return sorted(allocation_id for allocation_id, _ in self.cluster.state.slots)
@@ -156,6 +163,16 @@ def test_each_job_gets_the_same_slots_as_with_one_job_at_a_time(
         assert together.slots() == alone.slots()
         assert together.usage() == alone.usage()
         together.cluster.check()
+
+
+def test_the_limit_of_a_user_holds_for_requests_of_many_jobs() -> None:
+    shared = Shared(MANY_HOSTS, EQUAL_CPU, Fairness())
+    for user, most in zip(USERS, (10, 30), strict=True):
+        shared.batch(UserLimitsSet(shared.cluster.at, user, {"slots": most}))
+    shared.batch(*(e for n in (0, 1, 2) for e in shared.submissions("ask", n * 3, 20)))
+    used = {flow.id: flow.running for flow in shared.cluster.state.flows.users.flows.values()}
+    assert used == dict(zip(USERS, (10, 30), strict=True))
+    shared.cluster.check()
 
 
 def test_few_searches_place_the_requests_of_many_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
