@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Hashable, Iterable
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +37,7 @@ def read_range(text: str) -> range:
     return range(numbers[0], numbers[1] + 1)
 
 
-def offered_ports(ports: range, file: Path = EPHEMERAL_FILE) -> list[int]:
+def offered_ports(ports: range, file: Path = EPHEMERAL_FILE) -> Sequence[int]:
     """Returns the ports of a range, without the ports that the kernel uses for outgoing
     connections.
 
@@ -50,8 +51,9 @@ def offered_ports(ports: range, file: Path = EPHEMERAL_FILE) -> list[int]:
     try:
         first, last = map(int, file.read_text("ascii").split())
     except (OSError, ValueError):
-        return list(ports)
-    return [each for each in ports if not first <= each <= last]
+        return ports
+    # An array of 16-bit numbers takes 20 KiB for 10,000 ports, and a list 360 KiB.
+    return array("H", (each for each in ports if not first <= each <= last))
 
 
 class NetworkPorts:
@@ -68,9 +70,9 @@ class NetworkPorts:
     """
 
     def __init__(
-        self, ports: Iterable[int], claim: Callable[[int], socket.socket | None] | None = None
+        self, ports: Sequence[int], claim: Callable[[int], socket.socket | None] | None = None
     ) -> None:
-        self._ports = list(ports)
+        self._ports = ports
         self._claim = claim or claim_port
         self._given: dict[Hashable, dict[int, socket.socket | None]] = {}
         self._used: set[int] = set()

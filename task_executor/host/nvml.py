@@ -10,6 +10,7 @@ differ, and CUDA uses yet another numbering.
 """
 
 import contextlib
+import ctypes
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ _NVLINK_TO_SWITCH: Final = 2
 _ANCESTORS: Final = {0: "INTERNAL", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _MIG_PROFILE: Final = re.compile(r"MIG (\S+)\s*$", re.ASCII)
 _MIB: Final = 1024 * 1024
+_LIBRARY: Final = "libnvidia-ml.so.1"
 _RECOVERY_ACTION: Final = 230  # the value NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 _REPAIRS: Final = {
     1: "the driver asks for a reset: end all processes on it, then nvidia-smi --gpu-reset -i UUID",
@@ -93,6 +95,10 @@ class PynvmlSource:
                 absence_reason="the Python package nvidia-ml-py is not installed: "
                 "install finegrain[nvidia] to see NVIDIA GPUs"
             )
+        except OSError as error:
+            return GpuInventory(
+                absence_reason=f"NVML cannot be used: NVMLError_LibraryNotFound: {error}"
+            )
         try:
             nvml.nvmlInit()
         except Exception as error:  # ctypes and drivers raise any exception
@@ -147,12 +153,18 @@ def is_lost(error: Exception) -> bool:
     return type(error).__name__ in {"NVMLError_GpuIsLost", "NVMLError_ResetRequired"}
 
 
-def import_pynvml() -> ModuleType:
-    """Imports the binding.
+def import_pynvml(library: str = _LIBRARY) -> ModuleType:
+    """Imports the binding, if this host has the driver. Without the driver, the binding would only
+    take 2 MiB of memory.
+
+    Args:
+        library: name of the driver's library.
 
     Raises:
+        OSError: the library of the driver is not installed.
         ImportError: the binding is not installed.
     """
+    ctypes.CDLL(library)
     import pynvml
 
     module: ModuleType = pynvml

@@ -6,7 +6,7 @@ the cpus and NUMA nodes, and the default slot profile.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from finegrain.capacity import Capacity
@@ -66,7 +66,7 @@ class HostPlan:
     nodes: tuple[NumaCapacity, ...] = ()
     time_shared: bool = False  # True if other programs can use the cpus, so no cpu can be dedicated
     devices: HostDevices = NO_DEVICES  # all devices; those without capacity are not offered
-    ports: tuple[int, ...] = ()  # network ports that slots can have
+    ports: Sequence[int] = ()  # network ports that slots can have
 
     @property
     def offers_hugepages(self) -> bool:
@@ -102,7 +102,7 @@ def plan_host(
     nodes = with_counts(numa_capacity(capacity), _counts_by_node(options, capacity))
     # Stage 2: the part of this capacity that slots can book, and the default slot profile.
     total = _total(options, topology, capacity, nodes)
-    ports = tuple(offered_ports(read_range(options.task_ports)))
+    ports = offered_ports(read_range(options.task_ports))
     if ports:
         total[EXTENDED_PREFIX + PORTS] = len(ports)
     devices = _devices(options, topology, configured)

@@ -120,7 +120,7 @@ class SlotKeeper:
         default_grace_ms: int,
         enforcement: DeviceEnforcement = NO_ENFORCEMENT,
         page_bytes: int = PAGE_BYTES,
-        ports: Iterable[int] = (),
+        ports: Sequence[int] = (),
         users_note: str = "",
         boot_ms: Callable[[], int] = boot_ms,
     ) -> None:

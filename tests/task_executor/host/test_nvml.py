@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 
 from finegrain.cpuset import CpuSet
 from finegrain.topology import GpuHealth
-from task_executor.host.nvml import GpuInventory, PynvmlSource
+from task_executor.host.nvml import GpuInventory, PynvmlSource, import_pynvml
 
 GIB = 1024**3
 
@@ -152,6 +153,13 @@ def test_unanswered_questions_leave_the_gpu_usable(question: str, missing: bool)
 def test_driver_that_does_not_start_means_no_gpus_and_a_reason(step: str, words: str) -> None:
     inventory = read(**{step: NVMLError_NotSupported("mismatch")})
     assert inventory == GpuInventory(absence_reason=words)
+
+
+def test_missing_driver_is_named_before_a_missing_package() -> None:
+    inventory = PynvmlSource(partial(import_pynvml, "libnone-of-this-name.so.1")).read()
+    assert (inventory.absence_reason or "").startswith(
+        "NVML cannot be used: NVMLError_LibraryNotFound: libnone-of-this-name.so.1"
+    )
 
 
 def test_missing_package_names_the_extra() -> None:
