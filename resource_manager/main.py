@@ -56,7 +56,6 @@ from resource_manager.wiring import (
     advertised,
     database_url,
     dialable_address,
-    leading_page,
     make_components,
     make_server,
     sample_group_use,
@@ -299,7 +298,7 @@ async def _resource_manager(
                 components.own,
                 components.sessions,
                 components.leadership.refusal,
-                lambda: leading_page(components),
+                lambda: components.leadership.leading_page,
                 options.web_certificate,
                 options.web_key,
             )
@@ -307,6 +306,7 @@ async def _resource_manager(
             web_address = dialable_address(bound, components.leadership.address) or bound
             components.about.web_address = web_address
             components.sessions.address = options.web_advertise or f"https://{web_address}"
+            components.driver.page_address = components.sessions.address
         # The file with the address is removed first, because this callback is pushed last. So no
         # tool finds the address of a port that is closing.
         stack.callback(remove_endpoint, state_dir)

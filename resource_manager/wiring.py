@@ -323,17 +323,6 @@ def dialable_address(bound: str, advertised_address: str) -> str:
     return format_address(host, parse_address(bound)[1])
 
 
-def leading_page(components: Components) -> str:
-    """Returns the address of the web page of the resource manager that leads; empty: unknown.
-
-    All resource managers of a cluster are expected to use the same web port.
-    """
-    leader, own = components.leadership.leader_address, components.about.web_address
-    if not leader or not own:
-        return ""
-    return f"https://{format_address(parse_address(leader)[0], parse_address(own)[1])}"
-
-
 def now_ms() -> int:
     """Returns the present time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000

@@ -130,7 +130,9 @@ class EngineDriver:
         self._settings = settings
         self._metrics = metrics
         self._holder = holder
-        self.address = address  # while this process leads, standbys report this address to callers
+        # While this process leads, standbys report these addresses to callers and browsers.
+        self.address = address
+        self.page_address = ""
         self._step = step or _engine_step()
         self._check = StateCheck(check or _engine_check(), check_window_s)
         self._clock = clock or now
@@ -193,7 +195,10 @@ class EngineDriver:
         # the database.
         self._state = None
         self.rm_epoch = self.store.lead(
-            self._holder, above_epoch=self.rm_epoch, address=self.address
+            self._holder,
+            above_epoch=self.rm_epoch,
+            address=self.address,
+            page_address=self.page_address,
         )
         self._metrics.rm_epoch.set(self.rm_epoch)
 

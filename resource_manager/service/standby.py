@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from finegrain.errors import FinegrainError, Reason, StoreError, Unavailable
 from finegrain.logs import get_logger
+from finegrain.rpc.addresses import format_address, is_loopback
 from finegrain.rpc.status import LEADER_ADDRESS
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Listener, Runner
@@ -36,6 +38,7 @@ class Leadership:
         self.standing_by = False
         self.leader = ""
         self.leader_address = ""
+        self.leader_page = ""
 
     def refusal(self) -> Unavailable | None:
         """Returns the error for callers if this process does not lead. None: this process leads."""
@@ -63,6 +66,21 @@ class Leadership:
             reason=Reason.NOT_LEADER,
             details={LEADER_ADDRESS: self.leader_address} if self.leader_address else None,
         )
+
+    @property
+    def leading_page(self) -> str:
+        """The address of the web page of the resource manager that leads. Empty: this process
+        leads or takes over, or other hosts cannot reach the page.
+        """
+        if self._runner.rm_epoch or not self.leader_page:
+            return ""
+        # Only browsers of the leader's host can open a page on loopback. In a cluster of several
+        # hosts, a browser would connect to its own host instead.
+        host, port = urlsplit(self.leader_page).hostname or "", 443
+        is_local = is_loopback(format_address(host, port))
+        if is_local and not (self.leader_address and is_loopback(self.leader_address)):
+            return ""
+        return self.leader_page
 
     @property
     def healthy(self) -> bool:
@@ -141,6 +159,7 @@ class Leadership:
         """Records and logs the leader that `error` names, and calls `waiting` the first time."""
         leader = error.details["holder"]
         address = error.details.get(LEADER_ADDRESS, "")
+        self.leader_page = error.details.get("leader_page", "")
         if (leader, address) != (self.leader, self.leader_address) or not self.standing_by:
             self.leader, self.leader_address = leader, address
             _log.info("standing_by", leader=leader, leader_address=address)

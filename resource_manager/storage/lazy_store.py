@@ -38,6 +38,7 @@ class LazyStore(Store):
         above_epoch: int = 0,
         wait_s: float | None = None,
         address: str = "",
+        page_address: str = "",
     ) -> int:
         """See `Store.lead`. This store makes one attempt, and ignores `wait_s`."""
         del wait_s
@@ -47,7 +48,13 @@ class LazyStore(Store):
             if self._store is None:
                 self._check_free()
                 self._store = self._opener()
-            epoch = self._store.lead(holder, above_epoch=above_epoch, wait_s=0, address=address)
+            epoch = self._store.lead(
+                holder,
+                above_epoch=above_epoch,
+                wait_s=0,
+                address=address,
+                page_address=page_address,
+            )
         except StoreError:
             # The file is closed, because the leader is allowed to replace or upgrade it.
             if not self._led and self._location.is_sqlite:

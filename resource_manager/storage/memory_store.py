@@ -60,6 +60,7 @@ class MemoryStore(Store):
         self._read_only = read_only
         self._holder = ""
         self._address = ""
+        self._page_address = ""
         self._rm_epoch = 0
         self._closed = False
 
@@ -70,6 +71,7 @@ class MemoryStore(Store):
         above_epoch: int = 0,
         wait_s: float | None = None,  # noqa: ARG002 -- a leadership ends when its store is closed
         address: str = "",
+        page_address: str = "",
     ) -> int:
         """See `Store.lead`."""
         self._must_be_writable()
@@ -79,11 +81,15 @@ class MemoryStore(Store):
                 raise StoreError(
                     f"the database in memory is in use by {leader._holder}; close that store first",
                     reason=Reason.STORE_IN_USE,
-                    details={"holder": leader._holder, "leader_address": leader._address},
+                    details={
+                        "holder": leader._holder,
+                        "leader_address": leader._address,
+                        "leader_page": leader._page_address,
+                    },
                 )
             database.leader = self
             database.rm_epoch = max(database.rm_epoch, above_epoch) + 1
-            self._holder, self._address = holder, address
+            self._holder, self._address, self._page_address = holder, address, page_address
             self._rm_epoch = database.rm_epoch
             return self._rm_epoch
 

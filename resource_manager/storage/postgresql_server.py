@@ -95,6 +95,7 @@ class Lease:
     rm_epoch: int
     remaining_ms: int
     address: str = ""
+    page_address: str = ""
 
 
 def read_lease(connection: Connection, *, lock: bool = False) -> Lease:
@@ -110,10 +111,11 @@ def read_lease(connection: Connection, *, lock: bool = False) -> Lease:
     """
     row = connection.execute(
         text(
-            # The query also works without the column `address`, because before an upgrade it reads
-            # older schemas.
+            # The query also works without the columns of addresses, because before an upgrade it
+            # reads older schemas.
             f"SELECT holder, rm_epoch, until_time_ms - {NOW_MS}, "  # noqa: S608
-            "coalesce(to_jsonb(leadership) ->> 'address', '') FROM leadership WHERE id = 1"
+            "coalesce(to_jsonb(leadership) ->> 'address', ''), "
+            "coalesce(to_jsonb(leadership) ->> 'page_address', '') FROM leadership WHERE id = 1"
             + (" FOR UPDATE" if lock else "")
         )
     ).first()
@@ -136,6 +138,7 @@ def in_use(location: DatabaseUrl, lease: Lease) -> StoreError:
             "holder": lease.holder,
             "rm_epoch": lease.rm_epoch,
             "leader_address": lease.address,
+            "leader_page": lease.page_address,
         },
     )
 

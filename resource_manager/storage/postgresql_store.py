@@ -75,7 +75,8 @@ _TAKE = text(
     f"""
     WITH durable AS MATERIALIZED (SELECT {DURABLE})
     UPDATE leadership SET holder = :holder, rm_epoch = greatest(rm_epoch, :above_epoch) + 1,
-        until_time_ms = {NOW_MS} + :lease_ms, address = :address
+        until_time_ms = {NOW_MS} + :lease_ms, address = :address,
+        page_address = :page_address
     FROM durable
     WHERE id = 1 AND (holder = :holder OR (:old_epoch = 0 AND until_time_ms < {NOW_MS}))
         AND (SELECT version_num FROM alembic_version) = :version
@@ -158,12 +159,13 @@ class PostgresqlStore(SqlStore):
         above_epoch: int = 0,
         wait_s: float | None = None,
         address: str = "",
+        page_address: str = "",
     ) -> int:
         """See `Store.lead`."""
         self._writer_engine()  # raises if the store is read-only
         give_up_at_s = None if wait_s is None else time.monotonic() + wait_s
         while True:
-            rm_epoch = self._take(holder, address, above_epoch)
+            rm_epoch = self._take(holder, address, page_address, above_epoch)
             if rm_epoch is not None:
                 return rm_epoch
             # If this store led before, another process has taken over. Waiting would not help.
@@ -177,12 +179,13 @@ class PostgresqlStore(SqlStore):
                 raise in_use(self.location, lease)
             time.sleep(POLL_S)
 
-    def _take(self, holder: str, address: str, above_epoch: int) -> int | None:
+    def _take(self, holder: str, address: str, page_address: str, above_epoch: int) -> int | None:
         # A store that already leads only raises its epoch. In this case, the store does not take
         # over from another leader.
         values: dict[str, Any] = {
             "holder": self._holder or f"{holder}{self._mark}",
             "address": address,
+            "page_address": page_address,
             "above_epoch": above_epoch,
             "lease_ms": self._lease_ms,
             "version": migrate.revision_name(SCHEMA_VERSION),

@@ -237,7 +237,7 @@ class LockFile:
         self.path = database.with_name(database.name + ".lock")
         self._descriptor: int | None = None
 
-    def acquire(self, holder: str, address: str = "") -> None:
+    def acquire(self, holder: str, address: str = "", page_address: str = "") -> None:
         """Takes the lock if this object does not have it yet, and writes the holder into the file.
 
         Raises:
@@ -246,7 +246,7 @@ class LockFile:
         with os_errors(self._database):
             if self._descriptor is None:
                 self._descriptor = self._locked()
-            note = f"{holder}\n{os.getpid()}\n{address}\n".encode()
+            note = f"{holder}\n{os.getpid()}\n{address}\n{page_address}\n".encode()
             # Write before truncate: rewriting existing bytes needs no space on a full disk.
             os.ftruncate(self._descriptor, os.pwrite(self._descriptor, note, 0))
 
@@ -281,7 +281,8 @@ class LockFile:
             lines = self.path.read_text(errors="replace").splitlines()
         except OSError:
             lines = []
-        holder, pid, address, *_ = [*lines, *(["unknown", "unknown", ""][len(lines) :])]
+        unknown = ["unknown", "unknown", "", ""]
+        holder, pid, address, page_address, *_ = [*lines, *unknown[len(lines) :]]
         return StoreError(
             f"the database {self._database} is in use by {holder} (pid {pid}); stop that process "
             "first, start this one with --standby to take over from it, or give this one another "
@@ -292,6 +293,7 @@ class LockFile:
                 "holder": holder,
                 "pid": pid,
                 "leader_address": address,
+                "leader_page": page_address,
             },
         )
 

@@ -86,12 +86,13 @@ class SqliteStore(SqlStore):
         above_epoch: int = 0,
         wait_s: float | None = None,  # noqa: ARG002
         address: str = "",
+        page_address: str = "",
     ) -> int:
         """See `Store.lead`. Never waits for a lease to expire: the lock ends with its process."""
         self._writer_engine()
         self._must_be_open()
         # Take the lock first, because only the owner of the lock is allowed to write the epoch.
-        self._lock.acquire(holder, address)
+        self._lock.acquire(holder, address, page_address)
         # Leftover commits are checkpointed only before the first leadership. Later, `maintain`
         # checkpoints the WAL.
         if not self._rm_epoch:
@@ -108,7 +109,9 @@ class SqliteStore(SqlStore):
             written = connection.execute(
                 update(row)
                 .where(row.c.id == 1, row.c.rm_epoch == stored)
-                .values(holder=holder, rm_epoch=rm_epoch, address=address)
+                .values(
+                    holder=holder, rm_epoch=rm_epoch, address=address, page_address=page_address
+                )
             )
             if written.rowcount != 1:
                 raise StoreError(

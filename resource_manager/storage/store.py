@@ -83,6 +83,7 @@ class Store(ABC):
         above_epoch: int = 0,
         wait_s: float | None = None,
         address: str = "",
+        page_address: str = "",
     ) -> int:
         """Takes leadership. If this store already leads, the method only raises the epoch.
 
@@ -96,6 +97,8 @@ class Store(ABC):
                 wait.
             address: the address at which callers reach this process. If the address is not empty,
                 standbys report it to their callers.
+            page_address: the address of the web page of this process, such as
+                "https://rm.example.org:7172". If it is not empty, pages of standbys link to it.
 
         Returns:
             The new `rm_epoch`. The new epoch MUST be above every epoch that was ever returned for
@@ -103,8 +106,8 @@ class Store(ABC):
 
         Raises:
             StoreError: reason STORE_IN_USE: another process leads. The message and the detail
-                `holder` name the leader. The detail `leader_address` is its address, if the leader
-                gave an address.
+                `holder` name the leader. The details `leader_address` and `leader_page` are its
+                addresses, if the leader gave them.
             NotLeader: this store led, and another process took over.
         """
 

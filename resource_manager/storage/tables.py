@@ -29,7 +29,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION = 16
+SCHEMA_VERSION = 17
 """Number of the last migration; a file `migrations/versions/000N_*.py` with this N must exist."""
 
 APPLICATION_ID = 0x4647524D
@@ -81,8 +81,8 @@ def _of_job() -> Column[Any]:
 
 meta = _table("meta", _text("key", primary_key=True), _text("value"))
 
-# The table has one row with id 1: the leader, its epoch and its address. On PostgreSQL it also has
-# the end of the lease, by the database's clock.
+# The table has one row with id 1: the leader, its epoch, its address and its page's address. On
+# PostgreSQL it also has the end of the lease, by the database's clock.
 leadership = _table(
     "leadership",
     _key_number("id"),
@@ -90,6 +90,7 @@ leadership = _table(
     _number("rm_epoch"),
     _number("until_time_ms"),
     _text("address", server_default=text("''")),
+    _text("page_address", server_default=text("''")),
     CheckConstraint("id = 1", name="one_row"),
     with_rowid=True,
 )

@@ -25,6 +25,7 @@ from tests.e2e.driving import (
     slot_groups,
     unique,
 )
+from tests.support.browser import browsing
 from tests.support.identities import credentials_file
 from tests.support.membership import give_authority, give_membership
 from tests.support.patience import PATIENCE_S
@@ -141,6 +142,37 @@ def pair(request: pytest.FixtureRequest, home: Path) -> Iterator[Pair]:
         yield made
     finally:
         made.clean_up()
+
+
+@pytest.mark.needs("chromium")
+def test_the_page_of_a_standby_links_to_the_page_of_the_leader(home: Path) -> None:
+    """The managers have different web ports, and change their roles."""
+    pair = Pair(home, "")
+    pages = [free_address(), free_address()]
+    try:
+        leader, standby = pair.managers
+        leader.start("--web-listen", pages[0])
+        said(leader, "serving")
+        standby.start("--web-listen", pages[1])
+        said(standby, "standing_by")
+        with browsing(flags=("--ignore-certificate-errors",)) as browser:
+            browser.open(f"https://{pages[1]}/requests")
+            browser.shows("is a standby", pair.addresses[0])
+            browser.click("a", "The page of the resource manager that leads")
+            browser.shows("finegrain web --link")  # the leader asks for a session
+            assert browser.run("return location.host") == pages[0]
+
+            leader.kill()
+            said(standby, "serving")
+            leader.start("--web-listen", pages[0])
+            leader.endpoint()
+            said(leader, "standing_by")
+            browser.open(f"https://{pages[0]}")
+            browser.click("a", "The page of the resource manager that leads")
+            browser.shows("finegrain web --link")
+            assert browser.run("return location.host") == pages[1]
+    finally:
+        pair.clean_up()
 
 
 @pytest.fixture

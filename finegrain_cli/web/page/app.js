@@ -49,7 +49,10 @@ function Page() {
 function Refused({ error }) {
   const leading = error.details?.leading_page ?? "";
   return html`<main><h1>finegrain</h1><p role="alert" class="bad">${error.message}</p>
-    ${leading.startsWith("https://") && html`<p><a href=${leading}>The page of the resource manager that leads</a></p>`}</main>`;
+    ${leading.startsWith("https://")
+      ? html`<p><a href=${leading}>The page of the resource manager that leads</a></p>`
+      : error.code === "NOT_LEADER" && html`<p>This page does not know the address of the leader's page, or only the leader's host can open it.
+        The command <code>finegrain web</code> finds the leader.</p>`}</main>`;
 }
 
 const root = document.getElementById("page");

@@ -185,6 +185,31 @@ async def test_one_that_was_replaced_does_not_call_itself_the_next_leader() -> N
     assert replaced.details == {}
 
 
+@pytest.mark.parametrize(
+    ("leader", "page", "linked"),
+    [
+        pytest.param("rm-a.example:7170", "https://rm-a.example:7172", True, id="other hosts"),
+        pytest.param("rm-a.example:7170", "https://finegrain.example.org", True, id="a proxy"),
+        pytest.param("rm-a.example:7170", "https://127.0.0.1:7172", False, id="only its own host"),
+        pytest.param("127.0.0.1:7170", "https://127.0.0.1:7172", True, id="one host"),
+        pytest.param("127.0.0.1:7170", "https://[::1]:7172", True, id="one host, IPv6"),
+        pytest.param("rm-a.example:7170", "https://[::1]:7172", False, id="loopback, IPv6"),
+        pytest.param("rm-a.example:7170", "", False, id="no page"),
+    ],
+)
+async def test_a_standby_names_only_a_page_that_browsers_can_open(
+    leader: str, page: str, linked: bool
+) -> None:
+    metrics = ResourceManagerMetrics("test")
+    driver = EngineDriver(GatedStore(), EngineSettings(), metrics, holder="test")
+    leadership = Leadership(Runner(driver, metrics), metrics)
+    leadership.standing_by = True
+    leadership.leader_address, leadership.leader_page = leader, page
+    assert leadership.leading_page == (page if linked else "")
+    driver.lead()
+    assert leadership.leading_page == ""  # this process leads now
+
+
 async def test_a_standby_without_the_authority_of_the_leader_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

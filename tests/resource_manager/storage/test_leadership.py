@@ -454,25 +454,28 @@ def test_a_leader_that_waits_for_a_lock_gives_up_within_its_lease(
 
 def test_who_is_refused_learns_where_the_leader_is(opened: OpenStore) -> None:
     first = opened(lease_ms=60_000)
-    first.lead("first", address="rm-a:7170")
+    first.lead("first", address="rm-a:7170", page_address="https://rm-a:7172")
     with pytest.raises(StoreError) as caught:
         opened().lead("second", wait_s=0)
     assert caught.value.details["leader_address"] == "rm-a:7170"
+    assert caught.value.details["leader_page"] == "https://rm-a:7172"
     assert "--standby" in caught.value.message
     first.lead("first", address="rm-a.example:7170")  # would see another leader by now
     with pytest.raises(StoreError) as caught:
         opened().lead("second", wait_s=0)
     assert caught.value.details["leader_address"] == "rm-a.example:7170"
+    assert caught.value.details["leader_page"] == ""  # this leader has no page
 
 
 def test_a_store_that_waits_is_opened_when_nobody_leads(url: str) -> None:
     late = LazyStore(url, lambda: open_store(url, lease_ms=60_000))
     with open_store(url, lease_ms=60_000) as first:
-        first.lead("first", address="rm-a:7170")
+        first.lead("first", address="rm-a:7170", page_address="https://rm-a:7172")
         with pytest.raises(StoreError) as caught:
             late.lead("second")
         assert caught.value.reason is Reason.STORE_IN_USE
         assert caught.value.details["leader_address"] == "rm-a:7170"
+        assert caught.value.details["leader_page"] == "https://rm-a:7172"
         assert not late.holds_lease()
     assert late.lead("second", address="rm-b:7170") == 2
     assert late.holds_lease()
