@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import webbrowser
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from finegrain_cli.web.page_server import PageServer
 
 HOST = "127.0.0.1"
+VIEW = re.compile(r"/(?!/)[!-\"$-~]*")
+"""Path and query of a view, without a fragment: the fragment of the address has the code."""
 SESSION_COLUMNS = (
     Column("id", lambda row: str(row["session_id"])),
     Column("identity", lambda row: str(row["identity"])),
@@ -55,6 +58,14 @@ def web(
         bool,
         typer.Option("--browser/--no-browser", help="Open the address in your browser."),
     ] = True,
+    view: Annotated[
+        str,
+        typer.Option(
+            "--view",
+            metavar="PATH",
+            help="Path of the view to open, such as /requests.",
+        ),
+    ] = "",
     link: Annotated[
         bool,
         typer.Option(
@@ -86,19 +97,36 @@ def web(
     Examples:
       finegrain web
       finegrain web --no-browser --port 8080
+      finegrain web --view /requests
       finegrain web --link
       finegrain web --sessions
     """
     enter_command(output, manager, credentials, config)
-    given = {"--link": link, "--sessions": sessions, "--end": bool(end)}
+    if view:
+        check_view(view)
+    given = {"--view": bool(view), "--link": link, "--sessions": sessions, "--end": bool(end)}
     chosen = [name for name, is_given in given.items() if is_given]
     if len(chosen) > 1:
-        raise InvalidArgument(chosen[0], chosen[1], "only one of --link, --sessions and --end")
-    if chosen:
+        raise InvalidArgument(
+            chosen[0], chosen[1], "only one of --view, --link, --sessions and --end"
+        )
+    if chosen and not view:
         _with_sessions(output, link=link, end=end)
         return
     need_modules("resource-manager", "starlette", "uvicorn")
-    asyncio.run(_serve(port, opens=browser and sys.stdout.isatty()))
+    asyncio.run(_serve(port, view or "/", opens=browser and sys.stdout.isatty()))
+
+
+def check_view(view: str) -> None:
+    """Checks the path of a view.
+
+    Raises:
+        InvalidArgument: it is not a path of the page.
+    """
+    if not VIEW.fullmatch(view):
+        raise InvalidArgument(
+            "--view", view, "a path of the page without its host, such as /executors/host-a"
+        )
 
 
 def _with_sessions(output: OutputFormat, *, link: bool, end: str) -> None:
@@ -120,12 +148,12 @@ def _with_sessions(output: OutputFormat, *, link: bool, end: str) -> None:
             say("it leads to the resource manager's host only; for others, set rm.web_listen")
 
 
-async def _serve(port: int, *, opens: bool) -> None:
+async def _serve(port: int, view: str, *, opens: bool) -> None:
     from finegrain_cli.web.page_server import PageServer
 
     async with (
         open_connection(PATIENCE_S) as connection,
-        PageServer(connection, HOST, port) as page,
+        PageServer(connection, HOST, port, view) as page,
     ):
         address = page.new_address()
         print(address, flush=True)

@@ -84,13 +84,15 @@ class PageServer:
         connection: the connection of the user. The caller must close it.
         host: the loopback address.
         port: the port. If 0, the kernel chooses a port.
+        view: path and query of the view that the addresses open.
 
     Raises:
         ConfigurationError: the port is in use.
     """
 
-    def __init__(self, connection: Connection, host: str, port: int) -> None:
+    def __init__(self, connection: Connection, host: str, port: int, view: str = "/") -> None:
         self._connection = connection
+        self._view = view
         self._host, self._port = host, port
         self._session = PageSession()
         self._server: asyncio.Server | None = None
@@ -122,7 +124,7 @@ class PageServer:
 
     def new_address(self) -> str:
         """Returns an address for the browser, which works only once and only for a minute."""
-        return f"http://{self.host}/#{self._session.new_code()}"
+        return f"http://{self.host}{self._view}#{self._session.new_code()}"
 
 
 def make_page(connection: Connection, session: PageSession, host: str) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import shlex
+import signal
 import ssl
 import subprocess
 import threading
@@ -24,10 +26,19 @@ from cryptography.hazmat.primitives import hashes
 from finegrain.certificates.authority import utc_now
 from finegrain.certificates.keys import key_pem, new_key
 from finegrain.credentials import read_credentials
-from tests.e2e.driving import Cli, Daemons, eventually, free_address, unique
+from tests.e2e.driving import (
+    Cli,
+    Daemons,
+    eventually,
+    finish,
+    free_address,
+    read_until,
+    unique,
+)
 from tests.support.browser import browsing
 from tests.support.components import REPOSITORY
 from tests.support.identities import credentials_file
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -153,6 +164,42 @@ def test_a_session_in_a_browser(daemons: Daemons) -> None:
         browser.open("about:blank")
         browser.open(base)
         browser.shows("finegrain web --link")
+
+
+@pytest.mark.needs("chromium")
+def test_the_page_of_a_manager_names_the_command_that_shows_the_output_of_tasks(
+    daemons: Daemons,
+) -> None:
+    """The manager never gets commands and outputs. So its page has none, but a command for them."""
+    web = free_address()
+    daemons.manager.start("--web-listen", web)
+    daemons.manager.endpoint()
+    daemons.executor(name := unique("web")).start()
+    daemons.await_executors(name)
+    alice = replace(daemons.cli, credentials_file=credentials_file(daemons.folder, "user/alice"))
+    loop = "while true; do echo spoken $((40 + 2)); sleep 0.2; done"
+    run = alice.start("run", "--cpu", "0.2", "--", "sh", "-c", loop)
+    (slot,) = eventually(lambda: daemons.cli.items("slots"), "the command has its slot")
+    with browsing(flags=("--ignore-certificate-errors",)) as browser:
+        browser.open(link_of(alice))
+        browser.shows("user/alice", name)
+        browser.visit(f"/executors/{name}?slot={slot['allocation_id']}")
+        browser.shows(f"Slot {slot['allocation_id']}", "finegrain web --view")
+        assert "Tasks of this slot" not in browser.text
+        shown = browser.run("return document.querySelector('.panel code').innerText")
+        program, *options = shlex.split(shown)
+        assert program == "finegrain"
+
+        page = alice.start(*options, "--no-browser")
+        browser.open(read_until(page, b"\n").decode().strip())
+        browser.shows(f"Slot {slot['allocation_id']}", "Tasks of this slot", "sh -c")
+        task = browser.run("return document.querySelector('.panel td button').innerText")
+        browser.click("td button", task)
+        browser.shows("spoken 42")
+    for process in (run, page):
+        process.send_signal(signal.SIGINT)
+    assert finish(page).code == 0
+    run.wait(PATIENCE_S)
 
 
 class Client:

@@ -5,7 +5,7 @@ import { useEffect, useRef, useState } from "./vendor/hooks.mjs";
 import { get, lasting, stream } from "./api.js";
 import { visible } from "./format.js";
 import { Shown, Table, html, useData } from "./parts.js";
-import { query, set } from "./place.js";
+import { address, place, query, set } from "./place.js";
 import { Tail } from "./tail.js";
 
 const FLUSH_MS = 100;
@@ -28,12 +28,19 @@ function ended({ state, result, reason, message }) {
   return `${state}: exit code ${result.exit_code}`;
 }
 
-/** Says why this page shows no tasks. In a session, the resource manager is not allowed to call executors for the user. */
-export const NO_TASKS = "To see tasks and their output, open the page with: finegrain web";
+/**
+ * Says why this page shows no tasks, and which command opens this view with them. In a session, the
+ * resource manager serves the page, and it never gets commands and outputs.
+ */
+export function NoTasks() {
+  const view = address(place.value, query.value).replaceAll("'", "%27");
+  return html`<p class="quiet">Executors send tasks and their output only to the owner of the job and to administrators, and not to the resource manager.
+    To see them, open this view with: <code class="command">finegrain web --view '${view}'</code></p>`;
+}
 
 /** The tasks of a slot, and the output of the chosen task. */
 export function Tasks({ slot }) {
-  return lasting.value ? html`<p class="quiet">${NO_TASKS}</p>` : html`<${TasksOf} slot=${slot} />`;
+  return lasting.value ? html`<${NoTasks} />` : html`<${TasksOf} slot=${slot} />`;
 }
 
 function TasksOf({ slot }) {

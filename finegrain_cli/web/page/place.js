@@ -23,7 +23,8 @@ export function changed(params, changes) {
   return next;
 }
 
-const address = (path, params) => (params.size ? `${path}?${params}` : path);
+/** Joins a path and its query. */
+export const address = (path, params) => (params.size ? `${path}?${params}` : path);
 
 /** Shows the view of an address, such as "/requests?reason=WAITING_CAPACITY". */
 export function go(to) {

@@ -74,3 +74,20 @@ def test_sessions_are_listed_and_ended(finegrain: Finegrain, sessions: FakeSessi
     assert "has ended" in ended.stdout
     assert both.exit_code == 2
     assert "only one of" in both.stderr
+
+
+@pytest.mark.parametrize(
+    "view", ["requests", "//example.org/", "https://example.org", "/a b", "/requests#code", "/ä"]
+)
+def test_only_paths_of_the_page_are_views(finegrain: Finegrain, view: str) -> None:
+    """Otherwise the address could lead to another host, or lose its code."""
+    refused = finegrain("web", "--no-browser", "--view", view)
+    assert refused.exit_code == 2
+    assert f"--view is {view!r}" in refused.stderr
+    assert "such as /executors/host-a" in refused.stderr
+
+
+def test_a_link_opens_no_view(finegrain: Finegrain, sessions: FakeSessions) -> None:
+    both = finegrain("web", "--link", "--view", "/requests")
+    assert both.exit_code == 2
+    assert "only one of" in both.stderr

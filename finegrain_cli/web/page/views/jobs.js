@@ -3,7 +3,7 @@
 import { get, lasting, list, now } from "../api.js";
 import { age, amounts, bytes, count, cpu, percent, short } from "../format.js";
 import { chains, quotas, timeline } from "../job_model.js";
-import { NO_TASKS } from "../output.js";
+import { NoTasks } from "../output.js";
 import { Action, Choice, Link, Search, Shown, Table, html, useData } from "../parts.js";
 import { executorPath, jobPath, requestPath, setting } from "../place.js";
 import { EventTable } from "./events.js";
@@ -59,7 +59,7 @@ export function Job({ id }) {
   return html`<${Shown} found=${found}>${({ job, slots, requests }) => html`<h1>Job ${job.name || short(id)}</h1>
     <${Facts} job=${job} /><p>${!job.ended && end(job)}</p>
     <h2>Timeline</h2><${Timeline} requests=${requests} />
-    <h2>Graph</h2>${lasting.value ? html`<p class="quiet">${NO_TASKS}</p>` : html`<${Graph} id=${id} slots=${slots} />`}
+    <h2>Graph</h2>${lasting.value ? html`<${NoTasks} />` : html`<${Graph} id=${id} slots=${slots} />`}
     <h2>Slots</h2><${Table} caption=${slots.length > SLOTS_MAX ? `The first ${SLOTS_MAX} of ${slots.length} slots` : count(slots.length, "slot")} columns=${SLOTS} rows=${slots.slice(0, SLOTS_MAX)} empty="The job has no slot." />
     <h2>Requests that wait</h2><${Table} caption="In queue order" columns=${WAITING} rows=${requests.filter((one) => one.state === "PENDING").slice(0, SLOTS_MAX)} empty="No request waits." />
     <h2>Events</h2><${EventTable} subject=${id} />`}<//><${ExplainDialog} />`;
