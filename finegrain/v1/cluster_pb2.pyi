@@ -207,6 +207,8 @@ class PreviewActionResponse(google.protobuf.message.Message):
     MOVING_FIELD_NUMBER: builtins.int
     SHARES_FIELD_NUMBER: builtins.int
     SUMMARY_FIELD_NUMBER: builtins.int
+    ON_OTHER_DEVICES_FIELD_NUMBER: builtins.int
+    WITHOUT_DEVICES_FIELD_NUMBER: builtins.int
     slots_total: builtins.int
     """Number of slots that the action concerns."""
     jobs: builtins.int
@@ -217,6 +219,12 @@ class PreviewActionResponse(google.protobuf.message.Message):
     """DRAIN and CORDON: the number of `slots` for which another executor has room now."""
     summary: builtins.str
     """The content as one sentence, for people."""
+    on_other_devices: builtins.int
+    """CORDON: number of slots of the executor that have other devices, and not this device. The cordon does not concern
+    them, and new slots can still get their devices.
+    """
+    without_devices: builtins.int
+    """CORDON: number of slots of the executor without devices. The cordon does not concern them."""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PreviewedSlot]:
         """The slots that the action concerns, by job; at most 1,000."""
@@ -235,8 +243,10 @@ class PreviewActionResponse(google.protobuf.message.Message):
         moving: builtins.int = ...,
         shares: collections.abc.Iterable[global___PreviewedShare] | None = ...,
         summary: builtins.str = ...,
+        on_other_devices: builtins.int = ...,
+        without_devices: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["jobs", b"jobs", "moving", b"moving", "shares", b"shares", "slots", b"slots", "slots_total", b"slots_total", "summary", b"summary", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["jobs", b"jobs", "moving", b"moving", "on_other_devices", b"on_other_devices", "shares", b"shares", "slots", b"slots", "slots_total", b"slots_total", "summary", b"summary", "waiting", b"waiting", "without_devices", b"without_devices"]) -> None: ...
 
 global___PreviewActionResponse = PreviewActionResponse
 

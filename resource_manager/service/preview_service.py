@@ -80,6 +80,8 @@ class PreviewCalls:
             moving=found.moving,
             shares=write.each(cluster_pb2.PreviewedShare, found.shares),
             summary=_summary(action, found),
+            on_other_devices=found.on_other_devices,
+            without_devices=found.without_devices,
         )
 
 
@@ -144,6 +146,12 @@ def _summary(action: int, found: preview.Preview) -> str:
         text = f"{slots} of {jobs} stay until they end"
         if found.slots:
             text += f"; another executor has room now for {found.moving} of {len(found.slots)}"
+        if action == CORDON:
+            others = _counted(found.on_other_devices, "slot")
+            text += (
+                f"; the cordon does not concern {others} on other devices of this executor and"
+                f" {_counted(found.without_devices, 'slot')} without devices"
+            )
         return text
     waiting = _counted(found.waiting, "queued request")
     return f"{slots} of {jobs} end with their tasks, {waiting} cancelled"

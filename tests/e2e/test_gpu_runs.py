@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from tests.e2e.driving import Daemons, eventually, finish, read_until, unique
 from tests.support.nvml.fake_driver import FakeDriver
+from tests.support.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("cc", "root")]
 
@@ -133,3 +135,22 @@ def test_a_running_command_gets_another_share_of_its_gpu(runs: GpuRuns) -> None:
     outcome = finish(process)
     assert outcome.code != 0
     assert "its slot used 36Gi of the memory of gpu0" in outcome.stderr
+
+
+def test_a_dry_run_of_a_cordon_says_which_slots_of_the_host_stay_out_of_it(runs: GpuRuns) -> None:
+    first, _ = runs.start()
+    other = ("run", *SMALL, "--", "sleep", "600")
+    second = runs.cli.start(*other)
+    plain = runs.cli.start("run", "--cpu", "0.1", "--memory", "32M", "--", "sleep", "600")
+    eventually(lambda: len(runs.cli.items("slots")) == 3, "all commands have their slots")
+    (name,) = (each["executor_id"] for each in runs.cli.items("executors"))
+    found = runs.cli("cordon", f"{name}/gpu0", "--dry-run")
+    assert found.code == 0
+    assert (
+        "1 slot of 1 job stay until they end; another executor has room now for 0 of 1; the cordon"
+        " does not concern 1 slot on other devices of this executor and 1 slot without devices"
+    ) in " ".join(found.stdout.decode().split())
+    for process in (second, plain):
+        process.send_signal(signal.SIGINT)
+        process.wait(PATIENCE_S)
+    assert finish(first).code == 0

@@ -511,8 +511,10 @@ class FakeCluster:
         if not moving:
             slot = replace(slot, other_executor_id="")
         if action == "SET_GROUP":
-            return Preview((), 0, 0, 0, 0, (PreviewedShare("ml", 0.5, 0.25, 0.5, ()),), "shares")
-        return Preview((slot,), 1, 1, 0, moving, (), "1 slot of 1 job")
+            return Preview(
+                (), 0, 0, 0, 0, (PreviewedShare("ml", 0.5, 0.25, 0.5, ()),), "shares", 0, 0
+            )
+        return Preview((slot,), 1, 1, 0, moving, (), "1 slot of 1 job", 0, 0)
 
     def undrain(self, executor_id: str) -> types.ExecutorStatus:
         self.done.append(("undrain", executor_id))

@@ -54,3 +54,5 @@ class Preview(Value):
     moving: int  # slots for which another executor has room now
     shares: tuple[PreviewedShare, ...]
     summary: str  # one sentence
+    on_other_devices: int  # CORDON: slots of the executor with other devices only
+    without_devices: int  # CORDON: slots of the executor without devices

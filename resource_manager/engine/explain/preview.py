@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from finegrain.values.states import SlotState
 from resource_manager.engine.executors.device_cordons import known_device
-from resource_manager.engine.explain.devices import devices_of
 from resource_manager.engine.explain.groups import entitlements
 from resource_manager.engine.fairness.quotas import used_of
 from resource_manager.engine.jobs.groups import changed_group, known_group
@@ -81,6 +80,9 @@ class Preview:
         sought: True if another executor was sought for the slots.
         shares: the shares of the groups whose shares would change, and of the group that the action
             changes.
+        on_other_devices: for a cordon, the number of slots of the executor that have only other
+            devices.
+        without_devices: for a cordon, the number of slots of the executor without devices.
     """
 
     slots: Sequence[SlotPreview] = ()
@@ -88,6 +90,8 @@ class Preview:
     waiting: int = 0
     sought: bool = False
     shares: Sequence[SharePreview] = ()
+    on_other_devices: int = 0
+    without_devices: int = 0
 
     @property
     def jobs(self) -> int:
@@ -122,16 +126,23 @@ class Previews:
 
     def cordon(self, executor_id: str, device: str) -> Preview:
         """Returns the slots that have a share of a device, and other executors that have room for
-        these slots.
+        these slots. Counts the other slots of the executor.
 
         Raises:
             NotFound: the executor or the device does not exist.
         """
         host = known_host(self.state.hosts, executor_id)
         uuid = known_device(host, device).uuid
-        listed = devices_of(host).devices
-        users = [use.slot for each in listed if each.device.uuid == uuid for use in each.uses]
-        return self._moved(users, executor_id)
+        users, others, without = [], 0, 0
+        for each in host.slots.values():
+            has = () if each.assignment is None else each.assignment.devices
+            if any(share.uuid == uuid for share in has):
+                users.append(each)
+            elif each.state is not SlotState.FREEING:
+                others += bool(has)
+                without += not has
+        found = self._moved(users, executor_id)
+        return replace(found, on_other_devices=others, without_devices=without)
 
     def release(self, allocation_ids: Iterable[str]) -> Preview:
         """Returns the slots that would be released, and how many requests would be cancelled.

@@ -36,6 +36,24 @@ def test_a_cordon_concerns_the_slots_that_have_the_device() -> None:
     cluster.check()
 
 
+def test_a_cordon_says_which_slots_of_the_host_it_does_not_concern() -> None:
+    """A slot with several devices counts once, and a slot that ends does not count."""
+    cluster = EngineCluster.settled(gpu_host("a", gpus=4))
+    cluster.submit(request("pair", gpu=200), request("first", gpu=60), request("second", gpu=60))
+    cluster.submit(request("plain"), request("other-plain"))
+    cluster.check()
+    previews = Previews(cluster.state)
+    found = {name: previews.cordon("a", name) for name in ("gpu0", "gpu1", "gpu2", "gpu3")}
+    counts = {
+        "+".join(places(each)): (each.on_other_devices, each.without_devices)
+        for each in found.values()
+    }
+    assert counts == {"pair": (2, 2), "first": (2, 2), "second": (2, 2)}
+    drained = previews.drain("a")
+    assert (drained.on_other_devices, drained.without_devices) == (0, 0)
+    cluster.check()
+
+
 @pytest.mark.parametrize("gpus", [0, 1, 2, 4])
 def test_as_many_slots_as_a_drain_announces_are_placed_elsewhere(gpus: int) -> None:
     cluster = EngineCluster.settled(gpu_host("a", gpus=4))
