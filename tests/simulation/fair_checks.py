@@ -8,7 +8,7 @@ engine's invariants check the order by virtual time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -119,6 +119,16 @@ class FairChecks:
         settled = {each.allocation_id for each in kinds if each.kind == "reservation_ended"}
         placed = [state.slots[key] for key in new if key not in before and key[0] not in settled]
         if state.settings.fairness.order == "fair":
+            # Slots that were revoked in this batch counted for their groups before.
+            revoked = {
+                key: booked
+                for key, booked in before.items()
+                if (slot := state.slots.get(key)) is not None
+                and slot.revoked_for
+                and booked != now[key]
+            }
+            for name, amounts in _sums(state, revoked).items():
+                used.setdefault(name, Counter()).update(amounts)
             yield from _minimum_passed_over(state, placed, used, added)
 
     def _early_enough(self, state: State, new: Iterable[Key]) -> Iterator[str]:
@@ -136,28 +146,29 @@ class FairChecks:
             # If its hosts can no longer serve the owner, a plan gets other hosts and another start.
             same = known.hosts.keys() == each.hosts.keys()
             earliest[number] = each, min(start_ms, known_ms) if same else start_ms
-        on_host = state.reservations.on_host
+        by_host: dict[str, list[Key]] = {}
         for key in new:
-            slot = state.slots[key]
-            host = state.hosts.get(slot.executor_id)
+            host = state.hosts.get(state.slots[key].executor_id)
             if host is None or host.reserved is None or key in host.reserved.before:
                 continue
             # Slots of the owner's job may have been placed before the reservation was made.
-            if slot.job_id == host.reserved.own_job or not _is_on_reserved(host, slot):
-                continue
-            self.did["backfilled"] += 1
-            expected_ms = state.run_times.expected_ms(
-                state.requests[slot.allocation_id].spec, slot.job_id
-            )
-            found = earliest.get(on_host[host.host_id].owner.number)
-            until_ms = None if found is None else found[1]
-            late = until_ms is None or expected_ms is None
-            if late or state.journal.now_ms + (expected_ms or 0) > (until_ms or 0):
-                yield (
-                    f"{slot.allocation_id} is placed at {state.journal.now_ms} for {expected_ms} ms"
-                    f" on {host.host_id}, which is reserved for"
-                    f" {on_host[host.host_id].owner.title} from {until_ms}"
-                )
+            if state.slots[key].job_id != host.reserved.own_job:
+                by_host.setdefault(host.host_id, []).append(key)
+        for host_id, keys in by_host.items():
+            host, owner = state.hosts[host_id], state.reservations.on_host[host_id].owner
+            start = earliest.get(owner.number)
+            until_ms = None if start is None else start[1]
+            late = [key for key in keys if not _ends_before(state, state.slots[key], until_ms)]
+            in_time = set(keys) - set(late)
+            self.did["backfilled"] += sum(_is_on_reserved(host, host.slots[key]) for key in in_time)
+            for key in late:
+                # The slots that end in time may have been placed after this slot, and then took no
+                # capacity from it.
+                if _is_on_reserved(host, host.slots[key], apart_from=in_time):
+                    yield (
+                        f"{key[0]} is placed at {state.journal.now_ms} on {host_id}, which is"
+                        f" reserved for {owner.title} from {until_ms}"
+                    )
 
     # -- reuse of slots ----------------------------------------------------------------------
 
@@ -330,12 +341,31 @@ def _above_user_limits(state: State, now: Booked, more: Booked) -> Iterator[str]
                 )
 
 
-def _is_on_reserved(host: Host, slot: Slot) -> bool:
-    """Returns whether a slot uses capacity that its host reserves for another request."""
+def _ends_before(state: State, slot: Slot, until_ms: int | None) -> bool:
+    """Returns whether a new slot will probably end before a time (monotonic)."""
+    spec = state.requests[slot.allocation_id].spec
+    expected_ms = state.run_times.expected_ms(spec, slot.job_id)
+    if until_ms is None or expected_ms is None:
+        return False
+    return state.journal.now_ms + expected_ms <= until_ms
+
+
+def _is_on_reserved(host: Host, slot: Slot, *, apart_from: Set[Key] = frozenset()) -> bool:
+    """Returns whether a slot uses capacity that its host reserves for another request.
+
+    Args:
+        host: the host.
+        slot: the slot.
+        apart_from: new slots that do not count.
+    """
     kept = host.reserved
     assert kept is not None
     since = sum(
-        (Counter(each.booked) for key, each in host.slots.items() if key not in kept.before),
+        (
+            Counter(each.booked)
+            for key, each in host.slots.items()
+            if key not in kept.before and key not in apart_from
+        ),
         Counter[str](),
     )
     return any(
