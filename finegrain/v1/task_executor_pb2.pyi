@@ -546,6 +546,7 @@ class OperatorTask(google.protobuf.message.Message):
     PARALLELISM_FIELD_NUMBER: builtins.int
     PORTS_FIELD_NUMBER: builtins.int
     PEERS_FIELD_NUMBER: builtins.int
+    PLACE_FIELD_NUMBER: builtins.int
     subtask_index: builtins.int
     """Index of the subtask, from 0."""
     parallelism: builtins.int
@@ -565,6 +566,12 @@ class OperatorTask(google.protobuf.message.Message):
     def peers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TaskPeer]:
         """Tasks that this task exchanges data with; 4,000 at most."""
 
+    @property
+    def place(self) -> global___GraphPlace:
+        """The place of the operators in the job graph, for people who look at the job; absent: not known. The executor only
+        lists it in TaskStatus.
+        """
+
     def __init__(
         self,
         *,
@@ -573,10 +580,76 @@ class OperatorTask(google.protobuf.message.Message):
         parallelism: builtins.int = ...,
         ports: collections.abc.Iterable[builtins.int] | None = ...,
         peers: collections.abc.Iterable[global___TaskPeer] | None = ...,
+        place: global___GraphPlace | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["operators", b"operators", "parallelism", b"parallelism", "peers", b"peers", "ports", b"ports", "subtask_index", b"subtask_index"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["place", b"place"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["operators", b"operators", "parallelism", b"parallelism", "peers", b"peers", "place", b"place", "ports", b"ports", "subtask_index", b"subtask_index"]) -> None: ...
 
 global___OperatorTask = OperatorTask
+
+@typing.final
+class GraphPlace(google.protobuf.message.Message):
+    """The place of a task in its job graph."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHAIN_FIELD_NUMBER: builtins.int
+    SLOT_SHARING_GROUP_FIELD_NUMBER: builtins.int
+    REGION_FIELD_NUMBER: builtins.int
+    EDGES_FIELD_NUMBER: builtins.int
+    chain: builtins.str
+    """Name of the chain of operators that the task runs a subtask of, unique in the job; 1,000 characters at most. Tasks
+    with the same name are subtasks of one chain.
+    """
+    slot_sharing_group: builtins.str
+    """Slot sharing group of the chain; empty: not known."""
+    region: builtins.int
+    """Number of the pipelined region of the chain, from 1; 0: not known."""
+    @property
+    def edges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ChainEdge]:
+        """The edges between this chain and other chains; 1,000 at most."""
+
+    def __init__(
+        self,
+        *,
+        chain: builtins.str = ...,
+        slot_sharing_group: builtins.str = ...,
+        region: builtins.int = ...,
+        edges: collections.abc.Iterable[global___ChainEdge] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chain", b"chain", "edges", b"edges", "region", b"region", "slot_sharing_group", b"slot_sharing_group"]) -> None: ...
+
+global___GraphPlace = GraphPlace
+
+@typing.final
+class ChainEdge(google.protobuf.message.Message):
+    """An edge between the chain of a task and another chain."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHAIN_FIELD_NUMBER: builtins.int
+    PARALLELISM_FIELD_NUMBER: builtins.int
+    IS_INPUT_FIELD_NUMBER: builtins.int
+    IS_BLOCKING_FIELD_NUMBER: builtins.int
+    chain: builtins.str
+    """Name of the other chain."""
+    parallelism: builtins.int
+    """Number of subtasks of the other chain."""
+    is_input: builtins.bool
+    """True: data flows from the other chain to this chain. False: it flows from this chain to the other chain."""
+    is_blocking: builtins.bool
+    """True: the consumer starts when all subtasks of the producer have ended."""
+    def __init__(
+        self,
+        *,
+        chain: builtins.str = ...,
+        parallelism: builtins.int = ...,
+        is_input: builtins.bool = ...,
+        is_blocking: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chain", b"chain", "is_blocking", b"is_blocking", "is_input", b"is_input", "parallelism", b"parallelism"]) -> None: ...
+
+global___ChainEdge = ChainEdge
 
 @typing.final
 class TaskOperator(google.protobuf.message.Message):
@@ -832,6 +905,9 @@ class TaskStatus(google.protobuf.message.Message):
     OPERATORS_FIELD_NUMBER: builtins.int
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     PEER_OPERATOR_IDS_FIELD_NUMBER: builtins.int
+    SUBTASK_INDEX_FIELD_NUMBER: builtins.int
+    PARALLELISM_FIELD_NUMBER: builtins.int
+    PLACE_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """Identity of the task."""
     allocation_id: builtins.str
@@ -846,6 +922,10 @@ class TaskStatus(google.protobuf.message.Message):
     """Process id on the host."""
     memory_limit_bytes: builtins.int
     """Memory limit of the task, in bytes, below the limit of the slot; 0: only the slot's limit applies."""
+    subtask_index: builtins.int
+    """Index of the subtask that the task runs, from 0 (OperatorTask.subtask_index)."""
+    parallelism: builtins.int
+    """Number of subtasks (OperatorTask.parallelism); 0: the task runs no operators of a job graph."""
     @property
     def start_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the executor created the task's process."""
@@ -874,6 +954,10 @@ class TaskStatus(google.protobuf.message.Message):
         of name.
         """
 
+    @property
+    def place(self) -> global___GraphPlace:
+        """The place of the task in its job graph (OperatorTask.place); absent: not known."""
+
     def __init__(
         self,
         *,
@@ -890,9 +974,12 @@ class TaskStatus(google.protobuf.message.Message):
         operators: collections.abc.Iterable[global___OperatorStatus] | None = ...,
         memory_limit_bytes: builtins.int = ...,
         peer_operator_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        subtask_index: builtins.int = ...,
+        parallelism: builtins.int = ...,
+        place: global___GraphPlace | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["error", b"error", "exit", b"exit", "start_time", b"start_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "argv", b"argv", "error", b"error", "exit", b"exit", "generation", b"generation", "job_id", b"job_id", "memory_limit_bytes", b"memory_limit_bytes", "operators", b"operators", "peer_operator_ids", b"peer_operator_ids", "pid", b"pid", "start_time", b"start_time", "state", b"state", "task_id", b"task_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error", "exit", b"exit", "place", b"place", "start_time", b"start_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "argv", b"argv", "error", b"error", "exit", b"exit", "generation", b"generation", "job_id", b"job_id", "memory_limit_bytes", b"memory_limit_bytes", "operators", b"operators", "parallelism", b"parallelism", "peer_operator_ids", b"peer_operator_ids", "pid", b"pid", "place", b"place", "start_time", b"start_time", "state", b"state", "subtask_index", b"subtask_index", "task_id", b"task_id"]) -> None: ...
 
 global___TaskStatus = TaskStatus
 

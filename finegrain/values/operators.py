@@ -36,6 +36,40 @@ class TaskPeer:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainEdge:
+    """An edge of a job graph, as the chain at one end of the edge knows it.
+
+    Attributes:
+        chain: the name of the other chain.
+        parallelism: the number of subtasks of the other chain.
+        is_input: True if data flows from the other chain to this chain.
+        is_blocking: True if the consumer starts when the producer has ended.
+    """
+
+    chain: str
+    parallelism: int
+    is_input: bool
+    is_blocking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlace:
+    """The place of a chain in its job graph, for people who look at the job.
+
+    Attributes:
+        chain: the name of the chain, unique in the job.
+        slot_sharing_group: the chain's slot sharing group; empty: not known.
+        region: the number of the chain's pipelined region; 0: not known.
+        edges: the edges between this chain and other chains.
+    """
+
+    chain: str
+    slot_sharing_group: str = ""
+    region: int = 0
+    edges: tuple[ChainEdge, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorTask:
     """One subtask of a chain of operators."""
 
@@ -44,6 +78,7 @@ class OperatorTask:
     parallelism: int = 1
     ports: tuple[int, ...] = ()
     peers: tuple[TaskPeer, ...] = ()
+    place: GraphPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from finegrain.rpc.wire_topology import isolation_to_proto
 from finegrain.topology import printable
 from finegrain.v1 import cpus_pb2, resources_pb2, slots_pb2, task_executor_pb2
 from finegrain.values.bounds import AMOUNT_MAX
+from finegrain.values.operators import ChainEdge, GraphPlace
 from finegrain.values.usage import HostUsage, Temperature
 from task_executor.engine.cpu_ledger import CpuConditions, HostCpus
 from task_executor.engine.report_log import NumberedState
@@ -80,6 +81,11 @@ def _task_exit(task: Task) -> task_executor_pb2.TaskExit | None:
         end_message="" if cause is None else cause.message,
         peak_gpu_memory_bytes=task.peak_gpu_memory_bytes,
     )
+
+
+def _place(task: Task) -> task_executor_pb2.GraphPlace | None:
+    place = task.operator_task.place if task.operator_task else None
+    return None if place is None else write(task_executor_pb2.GraphPlace, place)
 
 
 def _peer_operators(task: Task) -> list[str]:
@@ -160,6 +166,15 @@ write = Writer(
                 ),
                 "error": "fault",
                 "peer_operator_ids": FromValue(_peer_operators, ("operator_task",)),
+                "subtask_index": FromValue(
+                    lambda task: task.operator_task.subtask_index if task.operator_task else 0,
+                    ("operator_task",),
+                ),
+                "parallelism": FromValue(
+                    lambda task: task.operator_task.parallelism if task.operator_task else 0,
+                    ("operator_task",),
+                ),
+                "place": FromValue(_place, ("operator_task",)),
             },
             kept=(
                 "owner digest submit_time_ms submit_number directory "
@@ -167,6 +182,8 @@ write = Writer(
                 "settled _wakers"
             ),
         ),
+        Writing(GraphPlace, task_executor_pb2.GraphPlace),
+        Writing(ChainEdge, task_executor_pb2.ChainEdge),
         Writing(TaskFault, slots_pb2.ItemError, {"details": As("details", _fault_details)}),
         Writing(
             ExitRecord,

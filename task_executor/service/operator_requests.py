@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from finegrain.errors import InvalidArgument
-from finegrain.ids import check_id
+from finegrain.ids import check_id, check_text
 from finegrain.topology import printable
 from finegrain.v1 import task_executor_pb2
-from finegrain.values.operators import OperatorTask, TaskOperator, TaskPeer
+from finegrain.values.operators import ChainEdge, GraphPlace, OperatorTask, TaskOperator, TaskPeer
 from task_executor.engine.managed_memory import OPERATORS_MAX, read_fraction
 
 PEERS_MAX: Final = 4_000
@@ -17,6 +17,8 @@ PORTS_MAX: Final = 1_000  # maximum number of ports of one task
 PORT_MAX: Final = 65_535
 HOST_LENGTH_MAX: Final = 253
 SUBTASKS_MAX: Final = 1_000_000
+EDGES_MAX: Final = 1_000  # maximum number of edges of one chain
+CHAIN_NAME_LENGTH_MAX: Final = 1_000
 
 
 def operator_task_of(message: task_executor_pb2.OperatorTask) -> OperatorTask:
@@ -51,6 +53,7 @@ def operator_task_of(message: task_executor_pb2.OperatorTask) -> OperatorTask:
         parallelism=message.parallelism,
         ports=_ports(message.ports, f"{where}.ports"),
         peers=peers_of(message.peers, f"{where}.peers"),
+        place=_place(message.place, f"{where}.place") if message.HasField("place") else None,
     )
 
 
@@ -79,6 +82,33 @@ def peers_of(
         ports = _ports(each.ports, f"{where}[{at}].ports")
         peers.append(TaskPeer(each.operator_id, each.subtask_index, each.host, ports))
     return tuple(peers)
+
+
+def _place(message: task_executor_pb2.GraphPlace, where: str) -> GraphPlace:
+    group = message.slot_sharing_group
+    if len(message.edges) > EDGES_MAX:
+        raise InvalidArgument(
+            f"{where}.edges", f"{len(message.edges)} edges", f"at most {EDGES_MAX}"
+        )
+    if message.region < 0:
+        raise InvalidArgument(f"{where}.region", message.region, "0 or more")
+    edges = []
+    for at, each in enumerate(message.edges):
+        field = f"{where}.edges[{at}]"
+        if not 1 <= each.parallelism <= SUBTASKS_MAX:
+            raise InvalidArgument(f"{field}.parallelism", each.parallelism, f"1 to {SUBTASKS_MAX}")
+        name = _chain_name(f"{field}.chain", each.chain)
+        edges.append(ChainEdge(name, each.parallelism, each.is_input, each.is_blocking))
+    return GraphPlace(
+        chain=_chain_name(f"{where}.chain", message.chain),
+        slot_sharing_group=group and check_id(f"{where}.slot_sharing_group", group),
+        region=message.region,
+        edges=tuple(edges),
+    )
+
+
+def _chain_name(where: str, name: str) -> str:
+    return check_text(where, name, longest=CHAIN_NAME_LENGTH_MAX)
 
 
 def _ports(ports: Sequence[int], where: str) -> tuple[int, ...]:

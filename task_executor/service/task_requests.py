@@ -67,9 +67,15 @@ def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
         raise InvalidArgument(
             "spec.output_limit_bytes", spec.output_limit_bytes, f"0 to {OUTPUT_BYTES_MAX}"
         )
+    operator_task = (
+        operator_task_of(request.operator_task) if request.HasField("operator_task") else None
+    )
     # Serialize deterministically, without the time to wait, so that a repeated submission has the
-    # same digest.
+    # same digest. A job master of an earlier version sends no place in the graph, and a later
+    # version can repeat its submission.
     request.ClearField("wait")
+    if operator_task is not None:
+        request.operator_task.ClearField("place")
     content = request.SerializeToString(deterministic=True)
     # Check every field before the task is created, so that an invalid request has no effect.
     return Submission(
@@ -86,9 +92,7 @@ def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
         stdin=spec.stdin,
         timeout_ms=timeout_ms,
         output_limit_bytes=spec.output_limit_bytes,
-        operator_task=(
-            operator_task_of(request.operator_task) if request.HasField("operator_task") else None
-        ),
+        operator_task=operator_task,
         memory_limit_bytes=_check_memory_limit(request.memory_limit_bytes),
         output_holder=check_holder("spec.output_holder", spec.output_holder),
     )

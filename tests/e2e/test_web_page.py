@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -103,3 +104,70 @@ def test_the_owner_of_a_job_sees_its_output_as_it_is_written(
     page.send_signal(signal.SIGINT)
     outcome = finish(page)
     assert (outcome.code, "Traceback" in outcome.stderr) == (0, False)
+
+
+GRAPH = """
+schema_version = 1
+[job]
+name = "two"
+mode = "batch"
+[[operator]]
+name = "first"
+parallelism = 2
+program = ["sh", "-c", "until [ -e $FOLDER/first ]; do sleep 0.05; done"]
+resources = { cpu = 0.1, task_heap_memory = "32M" }
+[[operator]]
+name = "second"
+parallelism = 2
+program = ["sh", "-c", "until [ -e $FOLDER/second ]; do sleep 0.05; done"]
+resources = { cpu = 0.1, task_heap_memory = "32M" }
+[[edge]]
+from = "first"
+to = "second"
+exchange = "blocking"
+pattern = "all-to-all"
+"""
+
+
+def test_a_job_graph_is_followed_while_it_runs(
+    daemons: Daemons, browser: Browser, tmp_path: Path
+) -> None:
+    daemons.manager.start()
+    daemons.manager.endpoint()
+    daemons.executor(name := unique("web")).start()
+    daemons.await_executors(name)
+    (tmp_path / "two.toml").write_text(GRAPH)
+    options = ("--state", str(tmp_path / "state.job"), "--env", f"FOLDER={tmp_path}")
+    run = daemons.cli.start("job", "run", str(tmp_path / "two.toml"), *options)
+    eventually(lambda: len(daemons.cli.items("slots")) == 2, "the first region has its slots")
+    (job,) = daemons.cli.items("jobs")
+    page = daemons.cli.start("web", "--no-browser")
+    host, _, code = read_until(page, b"\n").decode().strip().partition("#")
+
+    def labels() -> list[str]:
+        script = "return [...document.querySelectorAll('.graph a')].map((each) => each.ariaLabel)"
+        found: list[str] = browser.run(script)
+        return found
+
+    browser.open(f"{host}jobs/{job['job_id']}?chain=first#{code}")
+    browser.shows("2 tasks, 2 running", "2 subtasks")
+    assert labels() == [
+        "first, 2 of 2 running, group region-1; gives data to second",
+        "second, planned, 2 subtasks, group not known; gets data from first",
+    ]
+    browser.visit(f"/jobs/{job['job_id']}?chain=second")
+    browser.shows("No task of this chain is known.")
+    (tmp_path / "first").touch()
+    browser.shows("4 tasks, 2 running")
+    assert labels() == [
+        "first, finished, 2 of 2 ended, group region-1; gives data to second",
+        "second, 2 of 2 running, group region-2; gets data from first",
+    ]
+    task = browser.run("return document.querySelector('.panel td a').innerText")
+    browser.click(".panel td a", task)
+    browser.shows("Output of task", "until [ -e $FOLDER/second ]")
+    (tmp_path / "second").touch()
+    assert finish(run).code == 0
+    assert browser.errors() == []
+    page.send_signal(signal.SIGINT)
+    assert finish(page).code == 0

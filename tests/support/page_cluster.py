@@ -15,6 +15,7 @@ from typing import Any
 from finegrain.resources import GIB
 from finegrain.v1 import cluster_pb2, cpus_pb2, resource_manager_pb2
 from finegrain.v1 import task_executor_pb2 as te
+from tests.support.page_graph import graph_tasks
 from tests.support.page_machine import (
     CPUS,
     GROUPS,
@@ -299,6 +300,8 @@ class PageCluster(PageObjects):
         self, executor_id: str, request: te.ListTasksRequest, **_: Any
     ) -> te.ListTasksResponse:
         """Answers ListTasks at one host. Only the first host has tasks."""
+        if self.chains and executor_id == host_id(0):
+            return te.ListTasksResponse(tasks=graph_tasks(self.chains, request.job_id, self.text))
         slots = 20 if executor_id == host_id(0) else 0
         tasks = [self.task(f"slot-0-{index}") for index in range(slots)]
         return te.ListTasksResponse(tasks=[each for each in tasks if each.job_id == request.job_id])

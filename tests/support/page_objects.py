@@ -39,6 +39,7 @@ class PageObjects:
         all_full: True: all hosts have all slots; False: some hosts are emptier than others.
         drained: hosts that are being drained.
         freed: slots that have ended, by host.
+        chains: number of chains of the graph of each job; 0: a small graph.
     """
 
     hosts: int = 5
@@ -49,6 +50,7 @@ class PageObjects:
     all_full: bool = False
     drained: set[str] = field(default_factory=set)
     freed: dict[str, int] = field(default_factory=dict)
+    chains: int = 0
     events: list[cluster_pb2.ClusterEvent] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     _kept: dict[int, tuple[Any, cluster_pb2.ExecutorStatus]] = field(default_factory=dict)
@@ -123,11 +125,30 @@ class PageObjects:
             pid=4000 + index,
             start_time=at(self.now_s - 60),
             argv=["python", "train.py", self.text("--name=first")],
-            peer_operator_ids=["sink" if index < 10 else "map"] if not self.texts else [],
+            peer_operator_ids=[self.text("sink" if index < 10 else "map")],
+            parallelism=2,
+            place=self.place(index),
             operators=[
                 te.OperatorStatus(operator_id=self.text(name), **cast("Any", quota))
                 for name in names
             ],
+        )
+
+    def place(self, index: int) -> te.GraphPlace:
+        """Returns the place of the task of a slot in the graph of its job."""
+        first, second, last = (self.text(each) for each in ("source+map", "sink", "report"))
+        if index < 10:
+            edges = [te.ChainEdge(chain=second, parallelism=2)]
+        else:
+            edges = [
+                te.ChainEdge(chain=first, parallelism=2, is_input=True),
+                te.ChainEdge(chain=last, parallelism=1, is_blocking=True),
+            ]
+        return te.GraphPlace(
+            chain=first if index < 10 else second,
+            slot_sharing_group=self.text("default"),
+            region=1,
+            edges=edges,
         )
 
     def slots_of(self, number: int) -> int:

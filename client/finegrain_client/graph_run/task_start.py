@@ -37,6 +37,10 @@ from finegrain_client.types.status import OutputChunk, StreamName, TaskResult
 
 TAIL_BYTES = 4_000
 LINES_SHOWN = 5
+EDGES_MAX, CHAIN_LABEL_LENGTH_MAX = 200, 200
+"""Limits of a place in the graph. They are well below the limits of executors, because a submission
+must not become too large.
+"""
 _INPUT_MISSING = re.compile(r"input missing: (\S+ -> \S+)")
 
 
@@ -147,8 +151,39 @@ def task_options(
                 addresses=addresses,
                 slot_ports=slot_ports,
             ),
+            place=graph_place(spec.plan, chain),
         ),
     )
+
+
+def graph_place(plan: Plan, chain: ChainPlan) -> te.GraphPlace:
+    """Returns the place of a chain in its graph. It has at most `EDGES_MAX` edges."""
+    edges = [
+        te.ChainEdge(
+            chain=chain_label(other),
+            parallelism=other.parallelism,
+            is_input=is_input,
+            is_blocking=edge.exchange is Exchange.BLOCKING,
+        )
+        for is_input in (True, False)
+        for edge in _edges(plan, chain, inputs=is_input)
+        for other in (plan.chain_of[edge.producer if is_input else edge.consumer],)
+    ]
+    return te.GraphPlace(
+        chain=chain_label(chain),
+        slot_sharing_group=chain.group,
+        region=chain.region,
+        edges=edges[:EDGES_MAX],
+    )
+
+
+def chain_label(chain: ChainPlan) -> str:
+    """Returns the name of a chain, which is shortened if the chain has many operators. It is unique
+    in the job, because an operator is in one chain only.
+    """
+    if len(chain.name) <= CHAIN_LABEL_LENGTH_MAX:
+        return chain.name
+    return f"{chain.operators[0].name} and {len(chain.operators) - 1} more"
 
 
 def end_of_task(task: TaskId, result: TaskResult, tail: OutputTail) -> Event:

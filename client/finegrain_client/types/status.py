@@ -20,7 +20,7 @@ from finegrain.mapping.value import Value
 from finegrain.resources import ResourceProfile
 from finegrain.values.dependencies import JobDependency
 from finegrain.values.isolation import Isolation
-from finegrain.values.operators import OperatorStatus
+from finegrain.values.operators import GraphPlace, OperatorStatus
 from finegrain.values.states import (
     ExecutorState,
     GangPlacement,
@@ -309,6 +309,9 @@ class TaskStatus(Value):
     memory_limit_bytes: int = 0  # limit of the task within the slot's limit; 0 means no such limit
     # operators of other tasks with which the task exchanges data
     peer_operator_ids: tuple[str, ...] = ()
+    subtask_index: int = 0
+    parallelism: int = 0  # number of subtasks; 0 if the task runs no operators of a job graph
+    place: GraphPlace | None = None  # place in the job graph; None if not known
 
 
 @dataclass(frozen=True, slots=True)

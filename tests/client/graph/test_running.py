@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import finegrain_client as fg
+from finegrain.v1 import task_executor_pb2 as te
 from finegrain_client.graph.schedule import (
     CancelOrdered,
     CancelTask,
@@ -33,7 +34,7 @@ from finegrain_client.graph.schedule import (
 from finegrain_client.graph_run.event_json import event_from_json, event_to_json
 from finegrain_client.graph_run.job_state import JobState
 from finegrain_client.graph_run.state_file import GraphStateFile
-from finegrain_client.graph_run.task_start import edges_json
+from finegrain_client.graph_run.task_start import EDGES_MAX, edges_json, graph_place
 from tests.support.properties import examples
 
 
@@ -172,3 +173,38 @@ def test_a_state_file_keeps_spec_and_events(tmp_path: Path) -> None:
     with pytest.raises(fg.ConfigurationError, match="is not the state file of a batch"):
         fg.batch.read_status(path)
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_place_of_a_chain_has_its_edges_in_both_directions() -> None:
+    plan = two_regions().compile()
+    first, second = (graph_place(plan, plan.chain_named[each]) for each in ("first", "second"))
+    assert first == te.GraphPlace(
+        chain="first",
+        slot_sharing_group="region-1",
+        region=1,
+        edges=[te.ChainEdge(chain="second", parallelism=1, is_blocking=True)],
+    )
+    assert second == te.GraphPlace(
+        chain="second",
+        slot_sharing_group="region-2",
+        region=2,
+        edges=[te.ChainEdge(chain="first", parallelism=2, is_input=True, is_blocking=True)],
+    )
+
+
+def test_a_place_in_a_large_graph_stays_short() -> None:
+    graph = fg.JobGraph("wide", "streaming", options=fg.JobOptions(program=["./work"]))
+    last = graph.operator("last")
+    before = None
+    for number in range(EDGES_MAX + 50):
+        graph.connect(graph.operator(f"source-{number}"), last)
+    for number in range(100):
+        operator = graph.operator(f"link-{number}")
+        if before is not None:
+            graph.connect(before, operator)
+        before = operator
+    plan = graph.compile()
+    place = graph_place(plan, plan.chain_named["last"])
+    assert (place.chain, len(place.edges)) == ("last", EDGES_MAX)
+    (chain,) = [each for each in plan.chains if each.operators[0].name == "link-0"]
+    assert graph_place(plan, chain).chain == "link-0 and 99 more"

@@ -28,6 +28,7 @@ VIEWS = {
     "/requests/request-1": "no executor has 32 cpus free",
     "/jobs": "user/alice",
     "/jobs/job-0001": "Solid: has a slot",
+    "/jobs/job-0001?chain=sink": "The graph as a table",
     "/groups": "entitled to",
     "/events": "executor_registered",
 }

@@ -9,7 +9,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from finegrain.identity import Role
-from tests.support.browser import Browser, browsing
+from tests.support.browser import Browser, browsing, eventually
 from tests.support.page_cluster import PageCluster
 from tests.support.page_machine import host_id
 from tests.support.page_pictures import FOLDER, PICTURES, write
@@ -45,6 +45,14 @@ def shown_hosts(browser: Browser) -> list[str]:
 def settings(browser: Browser) -> str:
     """The query of the address."""
     return str(browser.run("return location.search"))
+
+
+def labels(browser: Browser) -> list[str]:
+    """The texts of the boxes of a graph for screen readers, in the order of the Tab key."""
+    browser.has(".graph a")
+    script = "return [...document.querySelectorAll('.graph a')].map((each) => each.ariaLabel)"
+    found: list[str] = browser.run(script)
+    return found
 
 
 def choose(browser: Browser, label: str, value: str) -> None:
@@ -174,11 +182,51 @@ def test_a_job_has_slots_a_graph_and_a_timeline(browser: Browser, served: Served
     browser.shows(
         "Job train-1",
         "user/alice",
-        "source → map",
-        "1 subtask, exchanges data with sink",
         "Solid: has a slot",
+        "2 tasks, 2 running",
+        "slot-0-1",
+        "Requests that wait",
     )
-    browser.shows("managed memory 512Mi used of 1Gi", "slot-0-1", "Requests that wait")
+    assert labels(browser) == [
+        "source+map, 1 of 2 running, group default; gives data to sink",
+        "sink, 1 of 2 running, group default; gets data from source+map; gives data to report",
+        "report, planned, 1 subtask, group not known; gets data from sink",
+    ]
+    assert browser.run("return document.querySelectorAll('.graph .edge.blocking').length") == 1
+    browser.run("document.querySelectorAll('.graph a')[0].focus()")
+    browser.press(Keys.ENTER)
+    browser.shows("source: managed memory 512Mi used of 1Gi", "python train.py --name=first")
+    assert settings(browser) == "?chain=source%2Bmap"
+    browser.click("summary", "The graph as a table")
+    browser.click("td button", "sink")
+    browser.hides("source: managed memory")
+    browser.click("td a", "lot-0-11")
+    browser.shows("Output of task", "step 3")
+
+
+def test_a_large_graph_is_drawn_within_its_frame(browser: Browser) -> None:
+    with serving(PageCluster(hosts=5, chains=200)) as served:
+        browser.open(served.address("/jobs/job-0001"))
+        browser.shows("200 tasks")
+        found = labels(browser)
+        assert len(found) == 200
+        assert any(each.startswith("chain-9, failed, 1 of 2 ended, group") for each in found)
+        browser.run("[...document.querySelectorAll('.graph a')].at(-1).focus()")
+        inside = """
+            const frame = document.querySelector(".graph").parentElement.getBoundingClientRect();
+            const box = document.activeElement.getBoundingClientRect();
+            return box.left >= frame.left && box.right <= frame.right;
+        """
+        eventually(lambda: browser.run(inside), "the box with the focus is scrolled into view")
+        overlap = """
+            const boxes = [...document.querySelectorAll(".graph .frame")]
+              .map((each) => each.getBoundingClientRect());
+            return boxes.some((one, at) => boxes.slice(at + 1).some((two) =>
+              one.left < two.right && two.left < one.right &&
+              one.top < two.bottom && two.top < one.bottom));
+        """
+        assert not browser.run(overlap)
+        assert browser.errors() == []
 
 
 def test_a_group_shows_its_use_over_time(browser: Browser, served: Served) -> None:

@@ -91,6 +91,60 @@ async def master(rm: ScriptedRM, executor: Executor) -> JobMaster:
     return executor.job_master
 
 
+PLACE = te.GraphPlace(
+    chain="sort+join",
+    slot_sharing_group="default",
+    region=2,
+    edges=[
+        te.ChainEdge(chain="read", parallelism=3, is_input=True, is_blocking=True),
+        te.ChainEdge(chain="sink", parallelism=2),
+    ],
+)
+
+
+def placed(task_id: str, place: te.GraphPlace | None) -> te.SubmitTaskRequest:
+    operators = [te.TaskOperator(operator_id="sort"), te.TaskOperator(operator_id="join")]
+    work = te.OperatorTask(operators=operators, subtask_index=1, parallelism=4, place=place)
+    spec = te.TaskSpec(argv=["true"])
+    return te.SubmitTaskRequest(
+        task_id=task_id, allocation_id="slot", generation=1, spec=spec, operator_task=work
+    )
+
+
+async def test_a_task_is_listed_with_its_place_in_the_graph(
+    executor: Executor, master: JobMaster
+) -> None:
+    await master.call("SubmitTask", placed("task", PLACE))
+    (listed,) = await master.tasks()
+    assert (listed.subtask_index, listed.parallelism, listed.place) == (1, 4, PLACE)
+    # A job master of another version, which sends no place, may repeat the submission.
+    await master.call("SubmitTask", placed("task", None))
+    assert (await master.tasks())[0].place == PLACE
+    await master.call("SubmitTask", placed("other", None))
+    assert [each.HasField("place") for each in await master.tasks()] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("place", "field"),
+    [
+        (te.GraphPlace(), "place.chain"),
+        (te.GraphPlace(chain="\x1b[31m"), "place.chain"),
+        (te.GraphPlace(chain="x" * 1001), "place.chain"),
+        (te.GraphPlace(chain="a", slot_sharing_group="<b>"), "place.slot_sharing_group"),
+        (te.GraphPlace(chain="a", region=-1), "place.region"),
+        (te.GraphPlace(chain="a", edges=[te.ChainEdge(chain="b")]), r"edges\[0\].parallelism"),
+        (te.GraphPlace(chain="a", edges=[te.ChainEdge(parallelism=1)]), r"edges\[0\].chain"),
+        (te.GraphPlace(chain="a", edges=[te.ChainEdge(chain="b")] * 1001), "place.edges"),
+    ],
+)
+async def test_a_place_that_cannot_be_is_refused(
+    executor: Executor, master: JobMaster, place: te.GraphPlace, field: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=field):
+        await master.call("SubmitTask", placed("task", place))
+    assert not executor.helper.specs
+
+
 async def test_a_task_finds_its_operators_quotas_ports_and_peers(
     executor: Executor, master: JobMaster
 ) -> None:

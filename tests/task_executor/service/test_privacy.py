@@ -27,6 +27,8 @@ from tests.task_executor.service.scripted_rm import (
 )
 
 PRIVATE = {
+    "ChainEdge": "chain",
+    "GraphPlace": "chain slot_sharing_group",
     "ItemError": "details message reason",
     "OperatorStatus": "fraction operator_id",
     "OutputChunk": "data",
@@ -47,7 +49,9 @@ SUBMIT = te.SubmitTaskRequest(
         argv=["sleep", ARGUMENT.decode()], env={"HIDDEN_NAME": VALUE.decode()}, stdin=True
     ),
     operator_task=te.OperatorTask(
-        operators=[te.TaskOperator(operator_id="hidden-operator")], parallelism=1
+        operators=[te.TaskOperator(operator_id="hidden-operator")],
+        parallelism=1,
+        place=te.GraphPlace(chain="hidden-operator"),
     ),
 )
 SHOWING: dict[str, tuple[Any, set[bytes]]] = {

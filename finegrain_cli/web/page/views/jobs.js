@@ -1,17 +1,16 @@
 // Jobs, and one job with its slots, tasks, graph and timeline.
 
-import { get, lasting, list, now } from "../api.js";
+import { get, list, now } from "../api.js";
 import { age, amounts, bytes, count, cpu, percent, short } from "../format.js";
-import { chains, quotas, timeline } from "../job_model.js";
-import { NoTasks } from "../output.js";
+import { timeline } from "../job_model.js";
 import { Action, Choice, Link, Search, Shown, Table, html, useData } from "../parts.js";
 import { executorPath, jobPath, requestPath, setting } from "../place.js";
 import { EventTable } from "./events.js";
+import { Graph } from "./job_graph.js";
 import { ExplainDialog, Why } from "./requests.js";
 
 const BARS_MAX = 60;
 const SLOTS_MAX = 200;
-const HOSTS_MAX = 8; // maximum number of hosts whose tasks are read
 const STATES = ["PENDING", "ALLOCATING", "GRANTED", "CANCELLED", "REJECTED", "RELEASED", "LOST"];
 
 const end = (job) => html`<${Action} label="End" question=${`End ${job.name} with ${count(job.slots, "slot")}?`} method="POST" path=${`/v1/jobs/${encodeURIComponent(job.job_id)}/terminate`} preview=${{ action: "END_JOB", job_id: job.job_id }} />`;
@@ -59,7 +58,7 @@ export function Job({ id }) {
   return html`<${Shown} found=${found}>${({ job, slots, requests }) => html`<h1>Job ${job.name || short(id)}</h1>
     <${Facts} job=${job} /><p>${!job.ended && end(job)}</p>
     <h2>Timeline</h2><${Timeline} requests=${requests} />
-    <h2>Graph</h2>${lasting.value ? html`<${NoTasks} />` : html`<${Graph} id=${id} slots=${slots} />`}
+    <h2>Graph</h2><${Graph} id=${id} slots=${slots} />
     <h2>Slots</h2><${Table} caption=${slots.length > SLOTS_MAX ? `The first ${SLOTS_MAX} of ${slots.length} slots` : count(slots.length, "slot")} columns=${SLOTS} rows=${slots.slice(0, SLOTS_MAX)} empty="The job has no slot." />
     <h2>Requests that wait</h2><${Table} caption="In queue order" columns=${WAITING} rows=${requests.filter((one) => one.state === "PENDING").slice(0, SLOTS_MAX)} empty="No request waits." />
     <h2>Events</h2><${EventTable} subject=${id} />`}<//><${ExplainDialog} />`;
@@ -110,24 +109,4 @@ function Timeline({ requests }) {
         <svg aria-hidden="true"><rect fill="url(#dots)" x=${at(bar.from)} width=${part(bar.from, wait)} height="100%" />
           ${bar.granted && html`<rect class="allocated" x=${at(bar.granted)} width=${part(bar.granted, bar.until)} height="100%" />`}</svg></li>`;
     })}</ul>`;
-}
-
-/** The chains of the job's graph with their subtasks, as the executors report them. */
-function Graph({ id, slots }) {
-  const hosts = [...new Set(slots.map((slot) => slot.executor_id))].slice(0, HOSTS_MAX);
-  const job = encodeURIComponent(id);
-  const read = async () => {
-    const answers = await Promise.allSettled(hosts.map((host) => get(`/tasks?executor_id=${encodeURIComponent(host)}&job_id=${job}`)));
-    const failed = answers.find((each) => each.status === "rejected");
-    return { tasks: answers.flatMap((each) => each.value?.items ?? []), error: failed?.reason.message };
-  };
-  const found = useData(read, `tasks ${id} ${hosts.join(" ")}`, 10_000);
-  return html`<${Shown} found=${found}>${({ tasks, error }) => {
-    const plan = chains(tasks.filter((task) => task.job_id === id));
-    const running = tasks.filter((task) => task.state === "RUNNING").length;
-    return html`${error && html`<p class="bad">${error}</p>`}
-      <p class="quiet">${count(tasks.length, "task")}, ${running} running${hosts.length === HOSTS_MAX ? `, on the first ${HOSTS_MAX} hosts` : ""}.${plan.length ? "" : " The tasks run no operators of a job graph."}</p>
-      <ol class="plan">${plan.map((chain) => html`<li key=${chain.name}><strong>${chain.name}</strong> ${count(chain.subtasks.length, "subtask")}${chain.peers.length ? `, exchanges data with ${chain.peers.join(", ")}` : ""}
-        <ul>${quotas(chain).map((each) => html`<li key=${each.id}>${each.id}: managed memory ${bytes(each.used_bytes)} used of ${bytes(each.quota_bytes)}</li>`)}</ul></li>`)}</ol>`;
-  }}<//>`;
 }
