@@ -7,8 +7,10 @@ will end (`lifecycle/run_times.py`), it can reserve capacity for a later moment,
 capacity until this moment:
 
 1. *Plan.* If the first waiter in order has declared a run time, it gets a *planned* reservation at
-   once. The reservation is on the hosts that will be the first to have room for this waiter, if
-   slots end as expected. When slots have ended or the order has changed, the plan is made again.
+   once. The start is the first moment at which enough hosts will have room for this waiter, if
+   slots end as expected. If more hosts than needed will have room by then, the hosts that will
+   have room last are reserved, so that the other hosts can be used for any length of time. When
+   slots have ended or the order has changed, the plan is made again.
 2. *Backfill.* If the slots of a waiter will probably end before the planned start, the waiter can
    use all free capacity of the reserved hosts. The hosts that are reserved for starved owners are
    included. All other waiters can use only the capacity that the owner does not need

@@ -55,7 +55,8 @@ NEVER = 2**62
 
 Candidate = tuple[int, int, str]
 """A host, as (missing part in millionths, negative number of its slots, id). The lowest tuple is
-best. If run times are known, the moment at which the host will have room replaces the missing part.
+best. If run times are known, the moment at which the host will have room replaces the missing part
+(see `ReservationSearch._best`).
 
 If two hosts have the same missing part, the host with more slots is better, because its slots are
 smaller. On a host with large slots, the end of one slot makes enough capacity free even without a
@@ -98,8 +99,8 @@ class ReservationSearch:
         Args:
             state: the state.
             owner: the owner.
-            times: estimates of run times, with which the hosts that will have room first are best.
-                If it is None, the hosts with the smallest missing part are best.
+            times: estimates of run times, with which the owner gets the earliest start. If it is
+                None, the hosts with the smallest missing part are best.
         """
         self._times = times
         self.state, self._hosts, self.owner = state, state.hosts, owner
@@ -108,6 +109,8 @@ class ReservationSearch:
         self._outlasting = state.reservations.outlasting
         self._own_job = own_job_of(owner)
         self._trials = TentativeCpus(self._cpus_if_others_ended)
+        # The planned start, once the search has found it.
+        self._start_ms: int | None = None
         # For each host, the amounts of the members to which the search has already given this host.
         self._chosen: dict[str, Amounts] = {}
         self._everywhere: list[list[Candidate]] | None = None
@@ -154,7 +157,7 @@ class ReservationSearch:
             else [candidates]
         )
         spread = where.placement is GangPlacement.SPREAD
-        each = (self._fill(units, some, one_each=spread) for some in tries)
+        each = (self._best(units, some, one_each=spread) for some in tries)
         found = next((shares for shares in each if shares is not None), None)
         # For one slot the search above is complete, so another search would find nothing.
         if found is None and sum(count for _, count in counts) > 1:
@@ -334,6 +337,38 @@ class ReservationSearch:
                 for some in candidates
             ]
 
+    def _best(
+        self,
+        units: Sequence[_Unit],
+        candidates: Sequence[Sequence[Candidate]],
+        *,
+        one_each: bool,
+    ) -> list[Share] | None:
+        """Returns the best hosts for all units, or None if a unit gets no host.
+
+        With estimates of run times, the hosts that will be the first to have room determine the
+        start. Of all hosts that will have room by this start, the last ones are best: other
+        requests can use the earlier ones without delay of the owner.
+        """
+        self._start_ms = None
+        found = self._fill(units, candidates, one_each=one_each)
+        if found is None or self._times is None:
+            return found
+        start_ms = self._start()
+        if start_ms in (NEVER, self._times.now_ms):
+            return found
+        self._start_ms = start_ms
+        in_time = [
+            [
+                (start_ms - at_ms, slots, host_id)
+                for at_ms, slots, host_id in some
+                if at_ms <= start_ms
+            ]
+            for some in candidates
+        ]
+        last = self._fill(units, in_time, one_each=one_each)
+        return last if last is not None and self._start() <= start_ms else found
+
     def _fill(
         self,
         units: Sequence[_Unit],
@@ -404,10 +439,19 @@ class ReservationSearch:
         will have room for all of them instead. Returns None if they do not fit.
         """
         need = self._need_with(host, members)
-        if need is None or self._times is not None:
-            return None if need is None else self._ready(host, need)
+        if need is None:
+            return None
+        if self._times is not None:
+            ready_ms, start_ms = self._ready(host, need), self._start_ms
+            if start_ms is None:
+                return ready_ms
+            return start_ms - ready_ms if ready_ms <= start_ms else None
         free = {**host.free(), SLOTS: host.slots_left()}
         return _missing_part((n, free.get(name, 0)) for name, n in need.items())
+
+    def _start(self) -> int:
+        """Returns when all hosts that `_fill` has chosen will probably have room."""
+        return max(self._ready(self._hosts[name], need) for name, need in self._chosen.items())
 
     def _ready(self, host: Host, need: Amounts) -> int:
         """Returns when a host will probably have these amounts free, or `NEVER` if this moment is

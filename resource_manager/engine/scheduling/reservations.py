@@ -328,8 +328,8 @@ def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
 
 
 def reserve_planned(search: ReservationSearch) -> None:
-    """Reserves the hosts that will be the first to have room for an owner, if it is known when they
-    will have room. If the owner fits there now, places the owner.
+    """Reserves the hosts on which an owner will have room first, if it is known when they will have
+    room. If the owner fits there now, places the owner.
     """
     state, times = search.state, search.state.run_times
     clock = state.queue.starvation.get(search.owner.waiter)

@@ -61,6 +61,42 @@ def test_a_gang_is_planned_at_once_and_short_work_runs_before_it() -> None:
     assert cluster.state.reservations.planned.owner.title == "long"  # it is the first in order now
 
 
+def test_a_plan_leaves_the_hosts_that_it_does_not_need_until_its_start() -> None:
+    cluster = cluster_of(4)
+    cluster.submit(spec("a", 60), spec("b", 30), spec("c", 60), job="first")
+    cluster.settle()
+    submit_gang(cluster, "g", 3, 10)
+    cluster.submit(spec("long", 600), job="other")
+    cluster.settle()
+    # The gang starts when a and c have ended. Until then, three other hosts would have room, but
+    # the gang needs only one of them: the host of b, which has room later than the free host.
+    (view,) = reservation_views(cluster.state)
+    assert view.start_time_ms == cluster.at.time_ms + 60 * MINUTE_MS
+    assert {each.executor_id for each in view.executors} == {
+        cluster.where(name) for name in ("a", "b", "c")
+    }
+    assert cluster.where("long")
+    for minutes, name in ((30, "b"), (30, "a"), (0, "c")):
+        cluster.wait(minutes * MINUTE_MS)
+        cluster.release(name, job="first")
+        cluster.settle()
+    assert all(cluster.where(f"g{at}") for at in range(3))
+
+
+def test_a_plan_takes_no_later_hosts_for_members_that_share_hosts() -> None:
+    made = [host(f"host-{number}", cpu_milli=2_000) for number in range(3)]
+    cluster = EngineCluster(*made, order="arrival", lost_timeout_ms=FOREVER_MS)
+    for name in ("first", "wide", "other"):
+        cluster.job(name)
+    for name, minutes in (("a", 20), ("b", 30), ("c", 40), ("d", 50), ("e", 60)):
+        cluster.submit(spec(name, minutes), job="first")
+        cluster.settle()
+    submit_gang(cluster, "g", 3, 10)
+    (view,) = reservation_views(cluster.state)
+    # One cpu is free now, and two more will be free in 30 minutes.
+    assert view.start_time_ms == cluster.at.time_ms + 30 * MINUTE_MS
+
+
 def test_slots_that_outlast_their_estimate_move_the_start_but_let_no_more_work_in() -> None:
     cluster = cluster_of(3)
     cluster.submit(spec("a", 60), spec("b", 60), job="first")
