@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -45,8 +46,13 @@ REST = 20
 the duration of the read.
 """
 REST_SOME = 9
-"""After a read of changed executors, the pause is at least this number times the duration of the
+"""After a read of changed executors, the pause is at least this number times the CPU time of the
 read.
+"""
+REST_SUMS = 9
+"""After a read of the sums of the cluster, the time until the next such read is at least this
+number times the duration of the read, because the read takes time in proportion to the number of
+executors. Changes of executors do not wait for it.
 """
 QUIET_S = 1.0
 """A stream without changes sends a comment after this time, in seconds. If no comment arrives, the
@@ -108,6 +114,8 @@ class Live:
         self._next_event = 0
         self._called_s: float | None = None  # time when the call in progress began
         self._late: list[str] = []  # changed executors that are not read yet
+        self._sums_late = False  # True if executors have changed since the sums were read
+        self._sums_s = 0.0  # the sums are not read again before this time
         self._cluster = ""
         self._cluster_at = 0
         self._executors: dict[str, _Kept] = {}
@@ -239,19 +247,26 @@ class Live:
                     took_s = loop.time() - began_s
                     refresh_s = loop.time() + max(REFRESH_S, REST * took_s)
                     self._ready.set()
-                    # The pause below can be short, because `refresh_s` already limits how often all
-                    # executors are read.
-                    began_s = loop.time()
-                else:
-                    names = await self._changed(refresh_s - began_s)
-                    if names is None:
-                        continue
-                    began_s = loop.time()
+                    self._publish()
+                    await asyncio.sleep(STEP_S)
+                    continue
+                most_s = refresh_s - began_s
+                if self._sums_late:
+                    most_s = min(most_s, self._sums_s - began_s)
+                names = await self._changed(most_s)
+                if names is None and not (self._sums_late and loop.time() >= self._sums_s):
+                    continue
+                # A busy host makes reads longer, but not more expensive. So count the CPU time.
+                began_cpu_s = time.thread_time()
+                if names is not None:
                     if len(names) > ALONE_MAX:
-                        refresh_s = min(refresh_s, began_s + STEP_S * REST)
+                        refresh_s = min(refresh_s, loop.time() + STEP_S * REST)
                     await self._read_some(names)
+                if loop.time() >= self._sums_s:
+                    await self._read_sums()
                 self._publish()
-                await asyncio.sleep(max(STEP_S, REST_SOME * (loop.time() - began_s)))
+                spent_s = time.thread_time() - began_cpu_s
+                await asyncio.sleep(max(STEP_S, REST_SOME * spent_s))
         except FinegrainError as error:
             self._error = error
         finally:
@@ -306,13 +321,7 @@ class Live:
         if not self._next_event:
             newest = await self._call(_EVENTS, cluster_pb2.ListEventsRequest(page_size=1))
             self._next_event = max(newest.next_sequence, 1)
-        cluster = await self._call(_CLUSTER, cluster_pb2.GetClusterRequest())
-        if cluster.rm_epoch != self._epoch:
-            # The numbers of the former epoch are no longer valid, so clients that connect again get
-            # a snapshot.
-            self._epoch = cluster.rm_epoch
-        self._begin_change()
-        self._keep_cluster(cluster)
+        await self._read_sums()
         self._late = []
         found: set[str] = set()
         token = ""
@@ -327,7 +336,7 @@ class Live:
             if not token:
                 break
             # The read of all executors can take long. So send changes before its end.
-            if names := await self._changed(0):
+            if (names := await self._changed(0)) is not None:
                 await self._read_some(names)
                 found.update(names)
             self._publish()
@@ -335,10 +344,23 @@ class Live:
         for name in self._executors.keys() - found:
             self._drop(name)
 
-    async def _read_some(self, names: list[str]) -> None:
-        """Reads the sums of the cluster, and the first `ALONE_MAX` of the executors."""
-        names, self._late = names[:ALONE_MAX], names[ALONE_MAX:]
+    async def _read_sums(self) -> None:
+        """Reads the sums of the cluster."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        self._sums_late = False
         cluster = await self._call(_CLUSTER, cluster_pb2.GetClusterRequest())
+        self._sums_s = loop.time() + REST_SUMS * (loop.time() - began_s)
+        if cluster.rm_epoch != self._epoch:
+            # The numbers of the former epoch are no longer valid, so clients that connect again get
+            # a snapshot.
+            self._epoch = cluster.rm_epoch
+        self._begin_change()
+        self._keep_cluster(cluster)
+
+    async def _read_some(self, names: list[str]) -> None:
+        """Reads the first `ALONE_MAX` of the executors."""
+        names, self._late = names[:ALONE_MAX], names[ALONE_MAX:]
         found: dict[str, Any] = {}
         for name in names:
             wanted = cluster_pb2.GetExecutorRequest(executor_id=name)
@@ -350,7 +372,7 @@ class Live:
         # Otherwise, a stream could send the number before all its changes are stored, and would
         # miss the later changes.
         self._begin_change()
-        self._keep_cluster(cluster)
+        self._sums_late = True
         for name, executor in found.items():
             if executor is None:
                 self._drop(name)

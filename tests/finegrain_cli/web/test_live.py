@@ -168,6 +168,21 @@ async def test_a_denial_ends_the_stream_of_the_session_and_no_other(web: Web) ->
         assert changed((await other.until(changed))[2]) == ["host-a"]
 
 
+async def test_a_change_of_a_host_does_not_wait_for_the_sums_of_the_cluster(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a large cluster, the sums take long. They follow later."""
+    monkeypatch.setattr(live, "REST_SUMS", 10**6)
+    async with ScriptedExecutor(web.rm), stream_of(web) as stream:
+        await stream.until(lambda data: not data["more"])
+        await web("POST", "/v1/executors/host-a/drain", {})
+        _, _, delta = await stream.until(changed)
+        _, _, later = await stream.until(lambda data: data["cluster"] is not None)
+    assert changed(delta) == ["host-a"]
+    assert delta["cluster"] is None
+    assert later["cluster"]["executors"]["draining"] == 1
+
+
 async def test_many_changes_at_once_are_few_messages(web: Web) -> None:
     async with ScriptedExecutor(web.rm), stream_of(web) as stream:
         await stream.until(lambda data: not data["more"])
