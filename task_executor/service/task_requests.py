@@ -38,6 +38,7 @@ class Submission:
     task_id: str
     key: SlotKey
     digest: str
+    earlier_digest: str  # the digest of the same submission in executors of version 0.2
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)
     cwd: str
@@ -73,10 +74,12 @@ def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
     # Serialize deterministically, without the time to wait, so that a repeated submission has the
     # same digest. A job master of an earlier version sends no place in the graph, and a later
     # version can repeat its submission.
+    # Executors of version 0.2 do not know these fields, and keep them in the message. Unknown
+    # fields come last in a serialized message, and so do these fields.
+    earlier_digest = _digest(request)
     request.ClearField("wait")
     if operator_task is not None:
         request.operator_task.ClearField("place")
-    content = request.SerializeToString(deterministic=True)
     # Check every field before the task is created, so that an invalid request has no effect.
     return Submission(
         task_id=check_id("task_id", request.task_id),
@@ -84,7 +87,8 @@ def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
             check_id("allocation_id", request.allocation_id),
             check_generation(request.generation, "generation"),
         ),
-        digest=hashlib.sha256(content).hexdigest(),
+        digest=_digest(request),
+        earlier_digest=earlier_digest,
         argv=_check_argv(tuple(spec.argv)),
         env=_check_env(dict(spec.env)),
         cwd=_check_cwd(spec.cwd),
@@ -127,6 +131,10 @@ def check_output_offset(field_name: str, offset: int) -> int:
     if not 0 <= offset <= OUTPUT_BYTES_MAX:
         raise InvalidArgument(field_name, offset, f"0 to {OUTPUT_BYTES_MAX}")
     return offset
+
+
+def _digest(request: task_executor_pb2.SubmitTaskRequest) -> str:
+    return hashlib.sha256(request.SerializeToString(deterministic=True)).hexdigest()
 
 
 def _check_memory_limit(limit_bytes: int) -> int:

@@ -163,7 +163,8 @@ class TaskRunner:
         task = self._tasks.get(submission.task_id)
         if task is None:
             return None
-        if not caller.owns(task.owner) or task.digest != submission.digest:
+        digests = submission.digest, submission.earlier_digest
+        if not caller.owns(task.owner) or task.digest not in digests:
             raise AlreadyExists(
                 f"task {submission.task_id} exists with different content or another owner; "
                 "choose a new task id",

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.message_factory import GetMessages
 
+from finegrain.errors import AlreadyExists
 from finegrain.v1 import task_executor_pb2 as te
 from task_executor.host.helper_messages import TaskSpec
-from task_executor.service import checkpoint, host_sync
+from task_executor.service import checkpoint, host_sync, task_runner
 from task_executor.service.slot_keeper import SlotKeeper
+from task_executor.service.task_requests import Submission, submission_of
 from tests.task_executor.service.conftest import Executor
 from tests.task_executor.service.scripted_rm import (
     JobMaster,
@@ -18,6 +24,8 @@ from tests.task_executor.service.scripted_rm import (
     eventually,
     free,
 )
+
+BASELINE = Path(__file__).parents[3] / "protos/baseline.binpb"  # the protocol of version 0.2
 
 
 async def again(rm: ScriptedRM, executor: Executor) -> JobMaster:
@@ -64,6 +72,30 @@ async def test_a_task_that_was_recorded_but_never_started_can_be_submitted_again
     job_master = await again(rm, executor)
     assert await job_master.tasks() == []
     assert (await job_master.submit("true")).state == te.TASK_STATE_RUNNING
+
+
+def submission_of_version_0_2(request: te.SubmitTaskRequest) -> Submission:
+    """Decodes a submission in an executor whose protocol has no field `wait`."""
+    files = FileDescriptorSet.FromString(BASELINE.read_bytes())
+    kind = GetMessages(files.file)["finegrain.v1.SubmitTaskRequest"]
+    assert "wait" not in kind.DESCRIPTOR.fields_by_name
+    content = kind.FromString(request.SerializeToString()).SerializeToString(deterministic=True)
+    return replace(submission_of(request), digest=sha256(content).hexdigest())
+
+
+async def test_a_submission_that_waits_is_the_same_after_an_upgrade_of_the_executor(
+    rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rm.allocate(allocation())
+    with monkeypatch.context() as earlier:
+        earlier.setattr(task_runner, "submission_of", submission_of_version_0_2)
+        await executor.job_master.submit("true", wait_ms=1)
+    await executor.crash()
+    job_master = await again(rm, executor)
+    assert (await job_master.submit("true", wait_ms=1)).task_id == "task"
+    assert executor.helper.said("start") == ["start task"]
+    with pytest.raises(AlreadyExists):
+        await job_master.submit("false", wait_ms=1)
 
 
 async def test_a_task_that_nobody_recorded_is_ended_and_forgotten(
