@@ -61,6 +61,7 @@ from resource_manager.engine.model.reported import Report
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import State
 from resource_manager.engine.step import step
+from resource_manager.service.group_use import GroupUse
 from resource_manager.service.lanes import LaneLimits
 from resource_manager.service.measured_use import MeasuredUse
 from resource_manager.service.metrics import ResourceManagerMetrics
@@ -367,7 +368,8 @@ def reads(life: Life, job: str) -> None:
     life.read("explain", lambda: explain(state, f"{job}-0"))
     metrics = ResourceManagerMetrics("bench")
     life.read_in_slices(
-        "gauges of the cluster", lambda state: observe_cluster(metrics, state, lambda: life.at)
+        "gauges of the cluster",
+        lambda state: observe_cluster(metrics, state, GroupUse(), lambda: life.at),
     )
     some = list(state.hosts)[:HOSTS_AT_ONCE]
     life.read(

@@ -330,7 +330,7 @@ def now_ms() -> int:
 
 async def sample_group_use(components: Components) -> None:
     """Samples the use of resource groups until the task is cancelled."""
-    await sample_groups(components.runner, components.group_use, now)
+    await sample_groups(components.runner, components.group_use, components.measured, now)
 
 
 async def serve_metrics(components: Components, stack: AsyncExitStack) -> str:
@@ -342,7 +342,7 @@ async def serve_metrics(components: Components, stack: AsyncExitStack) -> str:
     async def refresh() -> None:
         metrics.certificate_end.set(components.own.credentials.not_after)
         with contextlib.suppress(Unavailable):  # the gauges then keep their last values
-            await observe_state(metrics, runner, components.measured, now)
+            await observe_state(metrics, runner, components.measured, components.group_use, now)
 
     http = MetricsServer(
         options.listen.metrics_address,

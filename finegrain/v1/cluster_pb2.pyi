@@ -995,7 +995,7 @@ global___GetUsageResponse = GetUsageResponse
 
 @typing.final
 class UsageSample(google.protobuf.message.Message):
-    """Use at one moment: measured use of a slot or an executor, or allocated amounts of a group."""
+    """Use at one moment: measured use of a slot or an executor, or allocated amounts and measured use of a group."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1007,6 +1007,8 @@ class UsageSample(google.protobuf.message.Message):
     SHARE_NOW_FIELD_NUMBER: builtins.int
     SHARE_ENTITLED_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
+    MEASURED_CPU_MILLI_FIELD_NUMBER: builtins.int
+    MEASURED_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     cpu_milli: builtins.int
     """CPU use of the slot, or of all slots of the executor, in thousandths of a core. For a group: the CPU that its slots
     have.
@@ -1023,6 +1025,12 @@ class UsageSample(google.protobuf.message.Message):
     """The part to which the group is entitled by its weight; 0 for a slot and an executor."""
     waiting: builtins.int
     """Number of the group's requests that wait; 0 for a slot and an executor."""
+    measured_cpu_milli: builtins.int
+    """CPU that the tasks in the slots of the group use, as the executors measured it within the last two minutes, in
+    thousandths of a core; 0 for a slot and an executor.
+    """
+    measured_memory_bytes: builtins.int
+    """Memory that the tasks in the slots of the group use, as measured, in bytes; 0 for a slot and an executor."""
     @property
     def sample_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the RM received the sample."""
@@ -1038,9 +1046,11 @@ class UsageSample(google.protobuf.message.Message):
         share_now: builtins.float = ...,
         share_entitled: builtins.float = ...,
         waiting: builtins.int = ...,
+        measured_cpu_milli: builtins.int = ...,
+        measured_memory_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["sample_time", b"sample_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cpu_milli", b"cpu_milli", "host_cpu_milli", b"host_cpu_milli", "host_memory_used_bytes", b"host_memory_used_bytes", "memory_bytes", b"memory_bytes", "sample_time", b"sample_time", "share_entitled", b"share_entitled", "share_now", b"share_now", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cpu_milli", b"cpu_milli", "host_cpu_milli", b"host_cpu_milli", "host_memory_used_bytes", b"host_memory_used_bytes", "measured_cpu_milli", b"measured_cpu_milli", "measured_memory_bytes", b"measured_memory_bytes", "memory_bytes", b"memory_bytes", "sample_time", b"sample_time", "share_entitled", b"share_entitled", "share_now", b"share_now", "waiting", b"waiting"]) -> None: ...
 
 global___UsageSample = UsageSample
 
@@ -1833,6 +1843,7 @@ class GroupStatus(google.protobuf.message.Message):
     JOBS_FIELD_NUMBER: builtins.int
     USERS_FIELD_NUMBER: builtins.int
     RULES_FIELD_NUMBER: builtins.int
+    MEASURED_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name of the group."""
     parent: builtins.str
@@ -1888,6 +1899,12 @@ class GroupStatus(google.protobuf.message.Message):
     def rules(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupRule]:
         """The rules that put jobs into this group, by `order`."""
 
+    @property
+    def measured(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
+        """CPU and memory that the group's slots really use, as measured at the last sample (see GetUsage); absent: there is
+        no sample.
+        """
+
     def __init__(
         self,
         *,
@@ -1908,9 +1925,10 @@ class GroupStatus(google.protobuf.message.Message):
         jobs: builtins.int = ...,
         users: collections.abc.Iterable[builtins.str] | None = ...,
         rules: collections.abc.Iterable[global___GroupRule] | None = ...,
+        measured: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["oldest_wait_time", b"oldest_wait_time", "used", b"used"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["description", b"description", "jobs", b"jobs", "maximum", b"maximum", "minimum", b"minimum", "name", b"name", "oldest_wait_time", b"oldest_wait_time", "parent", b"parent", "rules", b"rules", "running", b"running", "service", b"service", "share_entitled", b"share_entitled", "share_now", b"share_now", "tally", b"tally", "used", b"used", "users", b"users", "waiting", b"waiting", "weight", b"weight"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["measured", b"measured", "oldest_wait_time", b"oldest_wait_time", "used", b"used"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["description", b"description", "jobs", b"jobs", "maximum", b"maximum", "measured", b"measured", "minimum", b"minimum", "name", b"name", "oldest_wait_time", b"oldest_wait_time", "parent", b"parent", "rules", b"rules", "running", b"running", "service", b"service", "share_entitled", b"share_entitled", "share_now", b"share_now", "tally", b"tally", "used", b"used", "users", b"users", "waiting", b"waiting", "weight", b"weight"]) -> None: ...
 
 global___GroupStatus = GroupStatus
 

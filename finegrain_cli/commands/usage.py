@@ -1,6 +1,4 @@
-"""Implements `finegrain usage`, which shows what a host or a slot really uses, and what a group
-has.
-"""
+"""Implements `finegrain usage`, which shows what a host, a slot or a group really uses."""
 
 from __future__ import annotations
 
@@ -43,7 +41,11 @@ SLOT_SAMPLES = (
     Column("memory", SAMPLES[2].text, right=True),
 )
 GROUP_SAMPLES = (
-    *SLOT_SAMPLES,
+    SAMPLES[0],
+    Column("cpu allocated", SAMPLES[1].text, right=True),
+    Column("memory allocated", SAMPLES[2].text, right=True),
+    Column("cpu used", lambda row: format_cpu(row["measured_cpu_milli"]), right=True),
+    Column("memory used", lambda row: format_bytes(row["measured_memory_bytes"]), right=True),
     Column("share", lambda row: f"{row['share_now']:.1%}", right=True),
     Column("entitled", lambda row: f"{row['share_entitled']:.1%}", right=True),
     Column("waiting", lambda row: str(row["waiting"]), right=True),
@@ -77,7 +79,7 @@ def usage(
         str,
         typer.Option(
             metavar="GROUP",
-            help="Show what a group has instead.",
+            help="Show a group instead.",
             autocompletion=completing.groups,
         ),
     ] = "",
@@ -86,10 +88,10 @@ def usage(
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Show what a host or a slot really uses, now and in the last hour.
+    """Show what a host, a slot or a group really uses, now and in the last hour.
 
-    Allocated amounts are promises; this command shows measurements. For a group, it shows allocated
-    amounts and shares. `-o wide` lists the samples of the last hour.
+    Allocated amounts are promises; this command shows measurements. For a group, it also shows
+    allocated amounts and shares. `-o wide` lists the samples of the last hour.
 
     \b
     Examples:
@@ -174,13 +176,15 @@ def _of_group(group: str, samples: Sequence[Row], output: OutputFormat) -> str:
     facts = {"group": group}
     if samples:
         last = samples[-1]
-        facts["cpu"] = f"{format_cpu(last['cpu_milli'])} allocated"
-        facts["memory"] = f"{format_bytes(last['memory_bytes'])} allocated"
+        used = format_cpu(last["measured_cpu_milli"])
+        facts["cpu"] = f"{used} used, {format_cpu(last['cpu_milli'])} allocated"
+        used = format_bytes(last["measured_memory_bytes"])
+        facts["memory"] = f"{used} used, {format_bytes(last['memory_bytes'])} allocated"
         share, entitled = last["share_now"], last["share_entitled"]
         facts["share"] = f"{share:.1%} of all use, entitled to {entitled:.1%}"
         facts["waiting"] = str(last["waiting"])
     missing = "no samples; a group with slots or requests has one each minute"
-    return _text(facts, samples, GROUP_SAMPLES, "cpu_milli", output, missing)
+    return _text(facts, samples, GROUP_SAMPLES, "measured_cpu_milli", output, missing)
 
 
 def _text(

@@ -14,11 +14,12 @@ from finegrain.resources import (
 )
 from resource_manager.engine.explain.groups import GroupView
 from resource_manager.engine.fairness.quotas import SLOTS
+from resource_manager.service.group_use import GroupUse
 from resource_manager.service.metrics import ResourceManagerMetrics
 
 
 def observe_groups(
-    metrics: ResourceManagerMetrics, views: Iterable[GroupView], time_ms: int
+    metrics: ResourceManagerMetrics, views: Iterable[GroupView], use: GroupUse, time_ms: int
 ) -> None:
     """Sets the gauges of all groups.
 
@@ -27,6 +28,7 @@ def observe_groups(
     Args:
         metrics: the gauges.
         views: all groups.
+        use: the samples of groups.
         time_ms: the current time of the wall clock, in milliseconds.
     """
     for gauge in (
@@ -48,6 +50,9 @@ def observe_groups(
         gauge.clear()
     for view in views:
         _observe(metrics, view, time_ms)
+        cpu_milli, memory_bytes = use.measured_now(view.group.name) or (0, 0)
+        metrics.group_cpu_cores.labels(view.group.name, "measured").set(cpu_milli / 1_000)
+        metrics.group_memory_bytes.labels(view.group.name, "measured").set(memory_bytes)
 
 
 def _observe(metrics: ResourceManagerMetrics, view: GroupView, time_ms: int) -> None:

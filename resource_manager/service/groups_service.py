@@ -17,8 +17,9 @@ from resource_manager.engine.model.events import GroupDeleted
 from resource_manager.engine.state import State
 from resource_manager.service.audit import audited
 from resource_manager.service.engine_driver import now
+from resource_manager.service.group_use import GroupUse
 from resource_manager.service.runner import Runner
-from resource_manager.service.wire.encoding import groups_message, write
+from resource_manager.service.wire.encoding import group_message, groups_message
 from resource_manager.service.wire.groups import (
     group_rules_event,
     group_set_event,
@@ -35,6 +36,7 @@ class GroupCalls:
     """The part of ClusterService about resource groups."""
 
     _runner: Runner
+    _group_use: GroupUse
 
     async def ListGroups(
         self, request: cluster_pb2.ListGroupsRequest, context: Any
@@ -43,7 +45,9 @@ class GroupCalls:
 
         def read(state: State) -> Paused[cluster_pb2.ListGroupsResponse]:
             views = yield from views_at(state, now)
-            return groups_message(views, reservation_views(state), state.settings.fairness)
+            return groups_message(
+                views, reservation_views(state), state.settings.fairness, self._group_use
+            )
 
         return await self._read_groups(read)
 
@@ -87,7 +91,7 @@ class GroupCalls:
             views = yield from views_at(state, now)
             known_group(state.groups, name)  # raises if the group was deleted in the meantime
             return next(
-                write(cluster_pb2.GroupStatus, view) for view in views if view.group.name == name
+                group_message(view, self._group_use) for view in views if view.group.name == name
             )
 
         return await self._read_groups(read)

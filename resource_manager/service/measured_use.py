@@ -26,6 +26,9 @@ WINDOW_MS = 3_600_000
 HOST_STEP_MS, SLOT_STEP_MS = 30_000, 60_000
 """Shortest time between two samples of a host, and of a slot."""
 
+OLD_MS = 120_000
+"""A report of this age no longer says what the slots use now."""
+
 SLOTS_MAX, DEVICES_MAX, SENSORS_MAX, CPUS_MAX, TEXT_MAX = 10_000, 1_024, 64, 8_192, 4_096
 """Largest numbers of slots, devices, sensors and cpus in one report, and the largest length of a
 text.
@@ -149,6 +152,22 @@ class MeasuredUse:
                     )
                 )
 
+    def slots_of_executor(self, executor_id: str) -> dict[SlotId, tuple[int, int]]:
+        """Returns the use of each slot in the last report: thousandths of a core, and bytes of
+        memory. The result is empty if the executor has not reported for two minutes.
+        """
+        host = self._hosts.get(executor_id)
+        if host is None or self._clock() - host.received_ms >= OLD_MS:
+            return {}
+        report = slots_pb2.UsageReport.FromString(host.report)
+        return {
+            (each.allocation_id, each.generation): (
+                _bounded(each.cpu_milli),
+                _bounded(each.memory_bytes // _KIB) * _KIB,
+            )
+            for each in report.slots
+        }
+
     def samples_of_executor(self, executor_id: str) -> list[cluster_pb2.UsageSample]:
         """Returns the samples of an executor, the oldest first."""
         host = self._hosts.get(executor_id, _Host())
@@ -218,6 +237,10 @@ def _outdated(times_ms: array[int], now_ms: int) -> int:
     return bisect_right(times_ms, now_ms - WINDOW_MS)
 
 
+def _bounded(amount: int) -> int:
+    return min(max(amount, 0), _UINT32_MAX)
+
+
 def _sample_slots(host: _Host, slots: Iterable[slots_pb2.SlotUsage], now_ms: int) -> None:
     host.slot_times_ms.append(now_ms)
     outdated = _outdated(host.slot_times_ms, now_ms)
@@ -230,8 +253,8 @@ def _sample_slots(host: _Host, slots: Iterable[slots_pb2.SlotUsage], now_ms: int
         numbers = host.slots.get(key)
         if numbers is None:
             numbers = array("I")
-        numbers.append(min(max(each.cpu_milli, 0), _UINT32_MAX))
-        numbers.append(min(max(each.memory_bytes // _KIB, 0), _UINT32_MAX))
+        numbers.append(_bounded(each.cpu_milli))
+        numbers.append(_bounded(each.memory_bytes // _KIB))
         del numbers[: max(len(numbers) - most, 0)]
         present[key] = numbers
     host.slots = present

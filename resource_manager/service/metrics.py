@@ -306,10 +306,10 @@ class ResourceManagerMetrics:
         self.group_slots = gauge("slots", "Slots that exist.")
         self.group_jobs = gauge("jobs", "Jobs that have not ended.")
         self.group_cpu_cores = gauge(
-            "cpu_cores", "CPU cores of a group: used (booked), minimum, maximum.", "state"
+            "cpu_cores", "CPU cores of a group: used (booked), measured, minimum, maximum.", "state"
         )
         self.group_memory_bytes = gauge(
-            "memory_bytes", "Memory of a group: used (booked), minimum, maximum.", "state"
+            "memory_bytes", "Memory of a group: used (booked), measured, minimum, maximum.", "state"
         )
         self.group_slot_limits = gauge(
             "slot_limits", "Limits of a group in slots: minimum, maximum.", "state"

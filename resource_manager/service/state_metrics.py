@@ -16,6 +16,7 @@ from resource_manager.engine.model.entities import Instant
 from resource_manager.engine.state import State
 from resource_manager.service.device_metrics import device_gauges, observe_devices
 from resource_manager.service.group_metrics import observe_groups
+from resource_manager.service.group_use import GroupUse
 from resource_manager.service.groups_service import views_at
 from resource_manager.service.measured_use import MeasuredUse
 from resource_manager.service.metrics import ResourceManagerMetrics
@@ -29,6 +30,7 @@ async def observe_state(
     metrics: ResourceManagerMetrics,
     runner: Runner,
     measured: MeasuredUse,
+    group_use: GroupUse,
     clock: Callable[[], Instant],
 ) -> None:
     """Sets every gauge that follows from the state, in several reads.
@@ -39,9 +41,12 @@ async def observe_state(
         metrics: the gauges.
         runner: reads the state.
         measured: the measured use of the executors.
+        group_use: the samples of groups.
         clock: returns the current time.
     """
-    names = await runner.read_in_slices(lambda state: observe_cluster(metrics, state, clock))
+    names = await runner.read_in_slices(
+        lambda state: observe_cluster(metrics, state, group_use, clock)
+    )
     # Use small reads, so that a scrape of a large cluster does not delay the writer.
     for start in range(0, len(names), HOSTS_AT_ONCE):
         some = names[start : start + HOSTS_AT_ONCE]
@@ -49,13 +54,17 @@ async def observe_state(
 
 
 def observe_cluster(
-    metrics: ResourceManagerMetrics, state: State, clock: Callable[[], Instant]
+    metrics: ResourceManagerMetrics,
+    state: State,
+    group_use: GroupUse,
+    clock: Callable[[], Instant],
 ) -> Paused[list[str]]:
     """Sets the gauges of the cluster, and clears the gauges of the executors.
 
     Args:
         metrics: the gauges.
         state: the engine's state.
+        group_use: the samples of groups.
         clock: returns the current time.
 
     Returns:
@@ -76,7 +85,7 @@ def observe_cluster(
         metrics.pending.labels(reason).set(count)
     metrics.oldest_pending.set(_oldest_pending_s(state, at))
     _observe_reservations(metrics, state, at)
-    observe_groups(metrics, groups, at.time_ms)
+    observe_groups(metrics, groups, group_use, at.time_ms)
     metrics.provided_executors.clear()
     provided = Counter((each.shape, each.state.lower()) for each in state.provisions.values())
     for (shape, name), count in provided.items():

@@ -171,3 +171,47 @@ def test_a_job_graph_is_followed_while_it_runs(
     assert browser.errors() == []
     page.send_signal(signal.SIGINT)
     assert finish(page).code == 0
+
+
+def test_a_group_shows_what_its_slots_really_use(daemons: Daemons, browser: Browser) -> None:
+    daemons.manager.start()
+    daemons.manager.endpoint()
+    daemons.executor(name := unique("web")).start()
+    daemons.await_executors(name)
+    run = daemons.cli.start("run", "--cpu", "0.5", "--", "sh", "-c", "while true; do :; done")
+    page = daemons.cli.start("web", "--no-browser")
+    host, _, code = read_until(page, b"\n").decode().strip().partition("#")
+
+    def measured() -> dict[str, int] | None:
+        (group,) = [
+            each for each in daemons.cli.json("groups")["groups"] if each["name"] == "default"
+        ]
+        return group["measured"] if group["measured"].get("cpu_milli", 0) > 0 else None
+
+    eventually(measured, "the use of the group is measured")  # the next sample of groups
+    browser.open(f"{host}groups?group=default#{code}")
+    browser.shows("uses cpu 0.", "cpu: used 0.", "allocated 0.5", "share by weight")
+
+    def agree() -> bool:
+        """Whether page, list, history and text have the same sample: there is one each minute."""
+        used = measured()
+        if used is None:
+            return False
+        samples = daemons.cli.json("usage", "--group", "default")["samples"]
+        text = daemons.cli("usage", "--group", "default").stdout.decode()
+        cores = f"{used['cpu_milli'] / 1000:g}"
+        return all(
+            (
+                samples[-1]["measured_cpu_milli"] == used["cpu_milli"],
+                samples[-1]["measured_memory_bytes"] == used["memory_bytes"],
+                f"{cores} used, 0.5 allocated" in text,
+                f"uses cpu {cores}, memory" in browser.text,
+            )
+        )
+
+    eventually(agree, "the page and the commands show the same use")
+    browser.has(".chart canvas")
+    assert browser.errors() == []
+    for process in (run, page):
+        process.send_signal(signal.SIGINT)
+        finish(process)

@@ -170,6 +170,8 @@ class PageCluster(PageObjects):
                 share_now=0.1 + 0.002 * (step % 40),
                 share_entitled=0.2,
                 waiting=step % 7,
+                measured_cpu_milli=9_000 + 150 * (step % 40),
+                measured_memory_bytes=(25 + step // 5) * GIB,
             )
             for step in range(120)
         ]
@@ -203,6 +205,8 @@ class PageCluster(PageObjects):
                 description=self.text("a team"),
                 weight=1 + number,
                 used=amounts_of(32_000 * (number + 1), 64 * GIB * (number + 1)),
+                measured=amounts_of(9_000 * (number + 1), 30 * GIB * (number + 1)),
+                minimum={"cpu_milli": 12_000},
                 share_entitled=(number + 1) / 10,
                 share_now=0.08 * (number + 1),
                 running=40 * number,

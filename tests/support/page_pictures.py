@@ -48,7 +48,7 @@ PICTURES = (
     Picture("web-graph", "/jobs/job-0001?chain=sink", "managed memory", has=".graph"),
     Picture("web-request", "/requests?explain=request-1", "Slots that have", has="dialog"),
     Picture(
-        "web-group", "/groups?group=vision", "cpu allocated", has=".chart canvas", is_dark=True
+        "web-group", "/groups?group=vision", "minimum (reserved)", has=".chart canvas", is_dark=True
     ),
 )
 

@@ -292,7 +292,10 @@ class ScriptedExecutor(_Servicer):
         )
 
     async def send_report(
-        self, *, admin_calls: Sequence[rm_pb2.AdminCall] = ()
+        self,
+        *,
+        admin_calls: Sequence[rm_pb2.AdminCall] = (),
+        used: Sequence[slots_pb2.SlotUsage] = (),
     ) -> rm_pb2.ReportSlotsResponse:
         answer: rm_pb2.ReportSlotsResponse = await self.stub.ReportSlots(
             rm_pb2.ReportSlotsRequest(
@@ -300,7 +303,7 @@ class ScriptedExecutor(_Servicer):
                 instance_id=self.instance_id,
                 registration_number=self.registration_number,
                 report=self.report(),
-                usage=slots_pb2.UsageReport(cpu_milli=250, memory_bytes=MIB, tasks=1),
+                usage=slots_pb2.UsageReport(cpu_milli=250, memory_bytes=MIB, tasks=1, slots=used),
                 admin_calls=admin_calls,
             )
         )

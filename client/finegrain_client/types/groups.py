@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from finegrain.mapping.value import Value
@@ -32,6 +32,8 @@ class GroupStatus(Value):
     jobs: int  # number of active jobs, including jobs of child groups
     users: tuple[str, ...] = ()  # the identities that may use the group; "*" means all users
     rules: tuple[GroupRule, ...] = ()  # rules that put jobs into the group, by order
+    # CPU and memory that the slots really use, without zeros
+    measured: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,8 @@ class ExecutorStatus(Value):
 
 @dataclass(frozen=True, slots=True)
 class UsageSample(Value):
-    """Use at one moment: measured use of a slot or an executor, or allocated amounts of a group.
+    """Use at one moment: measured use of a slot or an executor, or allocated amounts and measured
+    use of a group.
 
     `cpu_milli` and `memory_bytes` are of a slot, of all slots of an executor, or of all slots of a
     group. The amounts of the host are 0 for a slot and a group. The shares and `waiting` are values
@@ -214,6 +215,8 @@ class UsageSample(Value):
     share_now: float = 0.0  # the group's part of all current usage, 0 to 1
     share_entitled: float = 0.0  # the part to which the group is entitled by its weight
     waiting: int = 0  # number of the group's requests that wait
+    measured_cpu_milli: int = 0  # measured use of the group's slots; 0 if not measured
+    measured_memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

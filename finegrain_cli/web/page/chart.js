@@ -20,7 +20,7 @@ export function sampled(length, most) {
 /**
  * A chart.
  *
- * `times` are seconds since 1970. Each of `lines` is [name, values]. `write` returns the text of a value.
+ * `times` are seconds since 1970. Each of `lines` is [name, values, isGuide]. `write` returns the text of a value.
  */
 export function Chart({ title, times, lines, write }) {
   const ref = useRef(null);
@@ -37,7 +37,7 @@ export function Chart({ title, times, lines, write }) {
       legend: { show: false },
       scales: { y: { range: (_, __, most) => [0, most > 0 ? most * 1.1 : 1] } },
       axes: [axis, { ...axis, size: 64, values: (_, values) => values.map(write) }],
-      series: [{}, ...lines.map((_, at) => ({ stroke: at % 2 ? colors.text : colors.plain, width: 1.5, dash: DASHES[at % DASHES.length] }))],
+      series: [{}, ...lines.map(([, , isGuide], at) => ({ stroke: isGuide ? colors.quiet : at % 2 ? colors.text : colors.plain, width: isGuide ? 1 : 1.5, dash: DASHES[at % DASHES.length] }))],
     };
     const plot = new uPlot(options, data, ref.current);
     kept.current = plot;
@@ -54,8 +54,8 @@ export function Chart({ title, times, lines, write }) {
   });
   if (isEmpty) return html`<p class="quiet">${title}: no sample yet.</p>`;
   const rows = sampled(times.length, ROWS);
-  return html`<figure><figcaption>${title}: ${lines.map(([name, values], at) => html`
-      <span key=${name} class="key"><svg aria-hidden="true"><line x1="0" x2="26" y1="6" y2="6" class=${at % 2 ? "second" : "first"} stroke-dasharray=${DASHES[at % DASHES.length].join(" ")} /></svg>
+  return html`<figure><figcaption>${title}: ${lines.map(([name, values, isGuide], at) => html`
+      <span key=${name} class="key"><svg aria-hidden="true"><line x1="0" x2="26" y1="6" y2="6" class=${isGuide ? "guide" : at % 2 ? "second" : "first"} stroke-dasharray=${DASHES[at % DASHES.length].join(" ")} /></svg>
       ${name} ${write(values.at(-1))}</span> `)}</figcaption>
     <div ref=${ref} class="chart" aria-hidden="true" />
     <details><summary>Values of ${title}</summary><div class="scrolls" tabindex="0" role="region" aria-label=${`Values of ${title}`}><table><thead><tr><th scope="col">time</th>${lines.map(([name]) => html`<th scope="col">${name}</th>`)}</tr></thead>

@@ -1,4 +1,4 @@
-// Converts jobs and groups to plain data: timelines, plans of graphs, and changes of groups.
+// Converts jobs to plain data: timelines and graphs.
 
 /** Returns the bars of a timeline. A bar has the time for which a request waits, and the time for which it has a slot. Times are in ms. */
 export function timeline(requests, now) {
@@ -77,17 +77,4 @@ export function quotas(chain) {
     const sum = (name) => all.reduce((total, each) => total + each[name], 0);
     return { id, quota_bytes: sum("quota_bytes"), used_bytes: sum("used_bytes") };
   });
-}
-
-/** Returns the typed settings of a group that differ from its present settings, or null if no setting differs or a value is wrong. */
-export function groupChange(group, { weight, cpus }) {
-  const found = {};
-  const wanted = Number(weight);
-  if (!(wanted > 0)) return null;
-  if (wanted !== group.weight) found.weight = wanted;
-  const before = group.maximum.cpu_milli ?? -1;
-  const most = cpus.trim() ? Math.round(1000 * Number(cpus)) : -1;
-  if (Number.isNaN(most)) return null;
-  if (most !== before) found.maximum = { cpu_milli: most };
-  return Object.keys(found).length ? found : null;
 }

@@ -48,6 +48,7 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.settings import Fairness
 from resource_manager.engine.state import State
+from resource_manager.service.group_use import GroupUse
 from resource_manager.service.wire import commands, explained, listed
 
 ORDERED, WAITING = slots_pb2.SLOT_RESIZE_STATE_ORDERED, slots_pb2.SLOT_RESIZE_STATE_WAITING
@@ -113,7 +114,10 @@ def explanation(found: Explanation, state: State) -> rm_pb2.ExplainResponse:
 
 
 def groups_message(
-    views: list[GroupView], held: list[ReservationView], fairness: Fairness
+    views: list[GroupView],
+    held: list[ReservationView],
+    fairness: Fairness,
+    use: GroupUse,
 ) -> cluster_pb2.ListGroupsResponse:
     """Returns all groups, the usage settings, and all reservations.
 
@@ -121,15 +125,25 @@ def groups_message(
         views: the groups.
         held: the reservations.
         fairness: measure and half-life of usage.
+        use: the samples of groups.
     """
     return cluster_pb2.ListGroupsResponse(
-        groups=write.each(cluster_pb2.GroupStatus, views),
+        groups=[group_message(view, use) for view in views],
         service_measure=fairness.usage_measure,
         reservations=write.each(rm_pb2.Reservation, held),
         half_life=None
         if fairness.half_life_ms is None
         else duration_ms_to_proto(fairness.half_life_ms),
     )
+
+
+def group_message(view: GroupView, use: GroupUse) -> cluster_pb2.GroupStatus:
+    """Returns a group with the measured use in its last sample."""
+    measured = use.measured_now(view.group.name)
+    amounts = measured and resources_pb2.ResourceAmounts(
+        cpu_milli=measured[0], memory_bytes=measured[1]
+    )
+    return write(cluster_pb2.GroupStatus, view, measured=amounts)
 
 
 def job_status(view: JobView, flow: FlowView) -> cluster_pb2.JobStatus:

@@ -164,6 +164,7 @@ WRITINGS = (
         GroupView,
         cluster_pb2.GroupStatus,
         parts="group flow",
+        given="measured",
         kept="group.create_time_ms",
     ),
     Writing(

@@ -35,7 +35,18 @@ def test_a_group_shows_what_it_had_in_the_last_hour(
     finegrain: Finegrain, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time = datetime(2026, 11, 28, 12, 0, tzinfo=UTC)
-    sample = UsageSample(time, 1500, 2**30, 0, 0, share_now=0.25, share_entitled=0.5, waiting=3)
+    sample = UsageSample(
+        time,
+        1500,
+        2**30,
+        0,
+        0,
+        share_now=0.25,
+        share_entitled=0.5,
+        waiting=3,
+        measured_cpu_milli=700,
+        measured_memory_bytes=2**29,
+    )
     asked: list[str] = []
 
     def usage(*, group: str) -> UsageHistory:
@@ -44,10 +55,11 @@ def test_a_group_shows_what_it_had_in_the_last_hour(
 
     monkeypatch.setattr(cluster, "usage", usage, raising=False)
     text = finegrain("usage", "--group", "nightly").stdout
-    assert "cpu         1.5 allocated" in text
+    assert "cpu         0.7 used, 1.5 allocated" in text
+    assert "memory      512Mi used, 1Gi allocated" in text
     assert "25.0% of all use, entitled to 50.0%" in text
     wide = finegrain("usage", "--group", "nightly", "-o", "wide").stdout.splitlines()
-    assert wide[-1].split() == ["12:00:00", "1.5", "1Gi", "25.0%", "50.0%", "3"]
+    assert wide[-1].split() == ["12:00:00", "1.5", "1Gi", "0.7", "512Mi", "25.0%", "50.0%", "3"]
     empty = finegrain("usage", "--group", "default").stdout
     assert "a group with slots or requests has one each minute" in empty
     shown = json.loads(finegrain("usage", "--group", "nightly", "-o", "json").stdout)

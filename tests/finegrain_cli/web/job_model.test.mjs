@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { amounts, visible } from "../../../finegrain_cli/web/page/format.js";
-import { groupChange, jobGraph, quotas, timeline } from "../../../finegrain_cli/web/page/job_model.js";
+import { jobGraph, quotas, timeline } from "../../../finegrain_cli/web/page/job_model.js";
 import { Tail } from "../../../finegrain_cli/web/page/tail.js";
 
 const at = (second) => new Date(1000 * second).toISOString();
@@ -77,14 +77,4 @@ test("hidden characters become visible, and nothing else changes", () => {
 test("amounts may be nested", () => {
   const profile = { cpu_milli: 500, extended: { licence: 2 }, devices: { gpu: 100 }, isolation: { cpu: "kernel" } };
   assert.equal(amounts(profile), "cpu 0.5, licence 2, gpu 100");
-});
-
-test("a change of a group has only what differs", () => {
-  const group = { weight: 2, maximum: { cpu_milli: 4000 } };
-  assert.equal(groupChange(group, { weight: "2", cpus: "4" }), null);
-  assert.deepEqual(groupChange(group, { weight: "3", cpus: "4" }), { weight: 3 });
-  assert.deepEqual(groupChange(group, { weight: "2", cpus: "" }), { maximum: { cpu_milli: -1 } });
-  assert.deepEqual(groupChange({ weight: 1, maximum: {} }, { weight: "1", cpus: "0.5" }), { maximum: { cpu_milli: 500 } });
-  assert.equal(groupChange(group, { weight: "", cpus: "4" }), null);
-  assert.equal(groupChange(group, { weight: "3", cpus: "x" }), null);
 });

@@ -60,7 +60,7 @@ def test_axe_finds_nothing_in_any_view(browser: Browser, served: Served, scheme:
     browser.media({"prefers-color-scheme": scheme})
     browser.open(served.address())
     browser.shows("rack")
-    for path, text in {**VIEWS, "/groups?group=vision": "cpu allocated"}.items():
+    for path, text in {**VIEWS, "/groups?group=vision": "minimum (reserved)"}.items():
         browser.visit(path)
         browser.shows(text)
         assert (path, problems(browser)) == (path, [])

@@ -232,7 +232,11 @@ def test_a_large_graph_is_drawn_within_its_frame(browser: Browser) -> None:
 def test_a_group_shows_its_use_over_time(browser: Browser, served: Served) -> None:
     browser.open(served.address("/groups"))
     browser.click("button", "▸ vision")
-    browser.shows("entitled to 20.0 %", "cpu allocated: cpu", "requests that wait")
+    browser.shows("entitled to 20.0 %", "uses cpu 18, memory 60Gi", "requests that wait")
+    browser.shows(
+        "cpu: used 14.85", "allocated 27.8", "share by weight 62", "minimum (reserved) 12"
+    )
+    browser.shows("memory: used 48Gi", "allocated 69Gi")
     browser.has(".chart canvas")
     browser.click("summary", "Values of share")
     browser.shows("time", "17.8 %")

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from finegrain.errors import Reason
-from finegrain.resources import GIB
-from finegrain.v1 import cluster_pb2
+from finegrain.resources import GIB, MIB
+from finegrain.v1 import cluster_pb2, resources_pb2, slots_pb2
 from resource_manager.engine.explain.groups import FlowView, GroupView
+from resource_manager.engine.explain.paused import at_once
 from resource_manager.engine.model.entities import Group
+from resource_manager.engine.state import State
 from resource_manager.service import group_use
-from resource_manager.service.group_use import GROUPS_MAX, WINDOW_MS, GroupUse
+from resource_manager.service.group_use import GROUPS_MAX, WINDOW_MS, GroupUse, measured_by_group
+from resource_manager.service.measured_use import MeasuredUse
 from tests.support.rm_service import (
     RunningRm,
     ScriptedExecutor,
     ScriptedJob,
     eventually,
+    fetch,
     next_events,
     refusal,
     running_rm,
@@ -84,6 +91,66 @@ def test_the_number_of_groups_has_a_bound() -> None:
     assert cpu_milli(use, f"g{GROUPS_MAX}") == []
 
 
+def cluster_with(slots: Mapping[str, str], groups: Mapping[str, str]) -> State:
+    """Returns a state with slots on one host, by id with their group, and groups with parents."""
+    state = SimpleNamespace(
+        hosts={"host": None},
+        groups={name: Group(name, parent=parent) for name, parent in groups.items()},
+        slots={(name, 1): SimpleNamespace(job_id=f"job-{name}") for name in slots},
+        jobs={f"job-{name}": SimpleNamespace(group=group) for name, group in slots.items()},
+    )
+    return cast("State", state)
+
+
+def reported(*slots: tuple[str, int, int], clock: Callable[[], int] = lambda: 0) -> MeasuredUse:
+    measured = MeasuredUse(clock)
+    report = slots_pb2.UsageReport()
+    for name, cpu_milli, memory_bytes in slots:
+        report.slots.add(
+            allocation_id=name, generation=1, cpu_milli=cpu_milli, memory_bytes=memory_bytes
+        )
+    measured.reported("host", report)
+    return measured
+
+
+def test_a_group_has_the_measured_use_of_all_slots_in_and_below_it() -> None:
+    state = cluster_with(
+        {"a": "research", "b": "vision", "c": "vision", "d": "default"},
+        {"research": "", "vision": "research", "empty": ""},
+    )
+    measured = reported(("a", 100, MIB), ("b", 20, MIB), ("c", 3, MIB), ("ended", 9999, GIB))
+    sums = at_once(measured_by_group(state, measured))
+    assert sums == {"vision": (23, 2 * MIB), "research": (123, 3 * MIB)}
+    use = GroupUse()
+    use.add([view("research", 1500)], 1_000, sums)
+    (sample,) = use.of("research")
+    assert (sample.measured_cpu_milli, sample.measured_memory_bytes) == (123, 3 * MIB)
+    assert use.measured_now("research") == (123, 3 * MIB)
+    assert use.measured_now("empty") is None
+
+
+def test_old_measurements_do_not_count() -> None:
+    time_ms = 0
+    measured = reported(("a", 100, MIB), clock=lambda: time_ms)
+    state = cluster_with({"a": "research"}, {"research": ""})
+    time_ms = 2 * MINUTE_MS - 1
+    assert at_once(measured_by_group(state, measured)) == {"research": (100, MIB)}
+    time_ms = 2 * MINUTE_MS
+    assert at_once(measured_by_group(state, measured)) == {}
+
+
+def test_the_sum_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_use, "SLOTS_AT_ONCE", 2)
+    names = [f"s{number}" for number in range(3)]
+    state = cluster_with(dict.fromkeys(names, "research"), {"research": ""})
+    read = measured_by_group(state, reported(*((name, 10, MIB) for name in names)))
+    next(read)
+    del state.slots["s0", 1]  # the state can change while a read pauses
+    with pytest.raises(StopIteration) as ended:
+        next(read)
+    assert ended.value.value == {"research": (30, 3 * MIB)}
+
+
 async def test_a_resource_manager_samples_its_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +160,7 @@ async def test_a_resource_manager_samples_its_groups(
         answer = await rm.cluster.GetUsage(cluster_pb2.GetUsageRequest(group="default"))
         return list(answer.samples)
 
-    async with running_rm(tmp_path) as rm, ScriptedExecutor(rm):
+    async with running_rm(tmp_path) as rm, ScriptedExecutor(rm) as executor:
         assert await samples(rm) == []  # the group has no slot and no request
         job = await ScriptedJob(rm).register()
         stream = job.watch()
@@ -103,6 +170,22 @@ async def test_a_resource_manager_samples_its_groups(
         stream.cancel()
         last = (await samples(rm))[-1]
         assert (last.cpu_milli, last.share_now) == (3000, 1.0)
+        used = slots_pb2.SlotUsage(
+            allocation_id="slot-1", generation=1, cpu_milli=1700, memory_bytes=GIB
+        )
+        await executor.send_report(used=[used])
+
+        async def is_measured() -> bool:
+            return (await samples(rm))[-1].measured_cpu_milli == 1700
+
+        await eventually(is_measured, what="a sample with measured use")
+        listed = (await rm.cluster.ListGroups(cluster_pb2.ListGroupsRequest())).groups
+        measured = {each.name: each.measured for each in listed}
+        amounts = resources_pb2.ResourceAmounts(cpu_milli=1700, memory_bytes=GIB)
+        assert measured["default"] == amounts
+        _, text = await fetch(rm.metrics_address, "/metrics")
+        assert 'finegrain_rm_group_cpu_cores{group="default",state="measured"} 1.7' in text
+        assert 'finegrain_rm_group_memory_bytes{group="default",state="measured"}' in text
         for asked, reason in (
             (cluster_pb2.GetUsageRequest(group="other"), Reason.GROUP_UNKNOWN),
             (cluster_pb2.GetUsageRequest(group="a", executor_id="b"), Reason.INVALID_ARGUMENT),

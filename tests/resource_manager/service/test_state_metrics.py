@@ -9,6 +9,7 @@ from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.explain.paused import at_once
 from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.events import DeviceCordoned, GroupSet
+from resource_manager.service.group_use import GroupUse
 from resource_manager.service.measured_use import MeasuredUse
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.state_metrics import observe_cluster, observe_hosts
@@ -18,7 +19,7 @@ from tests.support.engine_cluster import EngineCluster, numa_host
 
 def reserved(cluster: EngineCluster) -> dict[str, float]:
     metrics = ResourceManagerMetrics("0")
-    executors = at_once(observe_cluster(metrics, cluster.state, lambda: cluster.at))
+    executors = at_once(observe_cluster(metrics, cluster.state, GroupUse(), lambda: cluster.at))
     observe_hosts(metrics, executors, MeasuredUse(lambda: 0), lambda: cluster.at, cluster.state)
     lines = generate_latest(metrics.registry).decode().splitlines()
     values = [line.split() for line in lines if not line.startswith("#")]
@@ -51,7 +52,7 @@ def test_the_total_of_an_executor_is_what_can_be_booked_there() -> None:
     cluster = EngineCluster.settled(numa_host())
     cluster.report_cpus("host-a", offline_cpus="3,11")
     metrics = ResourceManagerMetrics("0")
-    executors = at_once(observe_cluster(metrics, cluster.state, lambda: cluster.at))
+    executors = at_once(observe_cluster(metrics, cluster.state, GroupUse(), lambda: cluster.at))
     observe_hosts(metrics, executors, MeasuredUse(lambda: 0), lambda: cluster.at, cluster.state)
     shown = generate_latest(metrics.registry).decode()
     assert 'finegrain_cpu_cores{executor="host-a",state="total"} 14.0' in shown
@@ -64,7 +65,7 @@ def test_devices_are_shown_in_sum_and_one_by_one() -> None:
     cluster.submit(RequestSpec("shared", ResourceProfile(1_000, 64 * MIB, devices=shared)))
     cluster.apply(DeviceCordoned(cluster.at, "host-a", "gpu1", "XID 79"))
     metrics = ResourceManagerMetrics("0")
-    executors = at_once(observe_cluster(metrics, cluster.state, lambda: cluster.at))
+    executors = at_once(observe_cluster(metrics, cluster.state, GroupUse(), lambda: cluster.at))
     observe_hosts(metrics, executors, MeasuredUse(lambda: 0), lambda: cluster.at, cluster.state)
     shown = set(generate_latest(metrics.registry).decode().splitlines())
     first = 'executor="host-a",minor="0",type="gpu",uuid="GPU-0"'
@@ -89,7 +90,7 @@ def test_devices_are_shown_in_sum_and_one_by_one() -> None:
 
 def revoked(cluster: EngineCluster) -> float | None:
     metrics = ResourceManagerMetrics("0")
-    at_once(observe_cluster(metrics, cluster.state, lambda: cluster.at))
+    at_once(observe_cluster(metrics, cluster.state, GroupUse(), lambda: cluster.at))
     return metrics.registry.get_sample_value("finegrain_rm_slots_being_revoked")
 
 

@@ -2,9 +2,10 @@
 
 import { get } from "../api.js";
 import { Chart } from "../chart.js";
-import { amounts, bytes, count, cpu, percent } from "../format.js";
+import { cluster } from "../cluster.js";
+import { amounts, bytes, count, cpu, memory, percent } from "../format.js";
 import { useState } from "../vendor/hooks.mjs";
-import { groupChange } from "../job_model.js";
+import { groupChange, useLines } from "../group_model.js";
 import { Action, Link, Shown, html, mayChange, useData } from "../parts.js";
 import { set, setting } from "../place.js";
 
@@ -33,7 +34,7 @@ function Group({ group }) {
       <svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect class="free" width="100" height="8" />
         <rect class="allocated" width=${percent(group.share_now, 1)} height="8" />
         <rect class="ideal" x=${percent(group.share_entitled, 1)} width="0.6" height="8" /></svg></div>
-    <span class="quiet">${text}; has ${amounts(group.used)}</span>
+    <span class="quiet">${text}; has ${amounts(group.used)}, uses ${amounts(group.measured)}</span>
     ${open && html`<${Opened} group=${group} />`}`;
 }
 
@@ -51,11 +52,12 @@ function Opened({ group }) {
     ${mayChange() && html`<${Change} key=${group.name} group=${group} />`}
     <${Shown} found=${found}>${({ samples }) => {
       const times = samples.map((each) => Date.parse(each.sample_time) / 1000);
+      const total = cluster.value?.total;
       const of = (name) => samples.map((each) => each[name]);
       return html`<div class="charts">
-        <${Chart} title="share" times=${times} write=${share} lines=${[["has", of("share_now")], ["entitled to", of("share_entitled")]]} />
-        <${Chart} title="cpu allocated" times=${times} write=${cpu} lines=${[["cpu", of("cpu_milli")]]} />
-        <${Chart} title="memory allocated" times=${times} write=${bytes} lines=${[["memory", of("memory_bytes")]]} />
+        <${Chart} title="share" times=${times} write=${share} lines=${[["has", of("share_now")], ["entitled to", of("share_entitled"), true]]} />
+        <${Chart} title="cpu" times=${times} write=${cpu} lines=${useLines(samples, { used: "measured_cpu_milli", allocated: "cpu_milli", total: total?.cpu_milli, minimum: group.minimum.cpu_milli, maximum: group.maximum.cpu_milli })} />
+        <${Chart} title="memory" times=${times} write=${bytes} lines=${useLines(samples, { used: "measured_memory_bytes", allocated: "memory_bytes", total: total && memory(total), minimum: group.minimum.memory_bytes, maximum: group.maximum.memory_bytes })} />
         <${Chart} title="requests that wait" times=${times} write=${String} lines=${[["requests", of("waiting")]]} /></div>`;
     }}<//></section>`;
 }
