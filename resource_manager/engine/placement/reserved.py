@@ -1,5 +1,6 @@
 """Keeps the ledger of reservations: the reserved capacity, its hosts, and its owners.
-`scheduling/reservations.py` decides when a reservation is made and when the reservation ends.
+`scheduling/starved.py` and `scheduling/backfill.py` decide when a reservation is made, and
+`scheduling/reservations.py` decides when the reservation ends.
 """
 
 from __future__ import annotations

@@ -42,15 +42,10 @@ from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.queue.gangs import Where
 from resource_manager.engine.queue.non_batchable import Kind, OrderKey
 from resource_manager.engine.queue.starvation import Waiter
+from resource_manager.engine.scheduling.owners import first_specs, has_declared, owner_of
 from resource_manager.engine.scheduling.reservation_search import ReservationSearch
-from resource_manager.engine.scheduling.reservations import (
-    CHECK_INTERVAL_MS,
-    end,
-    first_specs,
-    has_declared,
-    owner_of,
-    reserve_planned,
-)
+from resource_manager.engine.scheduling.reservations import end, make
+from resource_manager.engine.scheduling.starved import CHECK_INTERVAL_MS
 from resource_manager.engine.state import State
 
 COMPARED_MAX = 256
@@ -112,7 +107,7 @@ class Backfill:
             reservations.plan_ms, reservations.plan_freed = now_ms + CHECK_INTERVAL_MS, freed
             # The search reads the indexes, so they must be current.
             state.hosts.refresh(state.queue)
-            reserve_planned(ReservationSearch(state, owner, self._times))
+            _reserve_planned(ReservationSearch(state, owner, self._times))
             again = reservations.planned
             # If the new plan has the owner of the earlier plan, the promise to this owner stays
             # valid. The owner can be different in between, when another waiter was first and was
@@ -250,6 +245,25 @@ class Backfill:
             state.queue.served(waiter[0], [request])
         placer.follow([state.hosts[name] for name in dict.fromkeys(each.host_id for each in found)])
         return True
+
+
+def _reserve_planned(search: ReservationSearch) -> None:
+    """Reserves the hosts on which an owner will have room first, if it is known when they will have
+    room. If the owner fits there now, places the owner.
+    """
+    state, times = search.state, search.state.run_times
+    clock = state.queue.starvation.get(search.owner.waiter)
+    shares = search.choose(state.reservations.on_host)
+    if shares is None or clock is None:
+        return
+    # If it is not known when the hosts will have room, the owner gets no plan, but a reservation
+    # when the owner is starved.
+    ready = (
+        times.ready_ms(state.hosts[name], search.booked(state.hosts[name], some))
+        for name, some in shares.items()
+    )
+    if all(each is not None for each in ready):
+        make(search, shares, clock, clock.since, planned=True)
 
 
 def in_order(state: State) -> Sequence[Waiter]:

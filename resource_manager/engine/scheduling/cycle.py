@@ -36,12 +36,9 @@ from resource_manager.engine.scaling.passes import provide
 from resource_manager.engine.scheduling.backfill import Backfill
 from resource_manager.engine.scheduling.dispatch import dispatch
 from resource_manager.engine.scheduling.joint import FIRST_COST, JOINT_MIN, Budget, JointPlacement
-from resource_manager.engine.scheduling.reservations import (
-    end_served,
-    reserve_for_starved,
-    serve_owners,
-)
+from resource_manager.engine.scheduling.reservations import end_served, serve_owners
 from resource_manager.engine.scheduling.revocation import Revocation
+from resource_manager.engine.scheduling.starved import reserve_for_starved
 from resource_manager.engine.state import State
 
 MOVES_MAX = 2_000

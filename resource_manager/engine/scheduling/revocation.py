@@ -42,7 +42,7 @@ from resource_manager.engine.queue.non_batchable import Kind
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.queue.starvation import Waiter
 from resource_manager.engine.scheduling.backfill import in_order
-from resource_manager.engine.scheduling.reservations import owner_of
+from resource_manager.engine.scheduling.owners import owner_of
 from resource_manager.engine.state import State
 
 RETRY_MS = 1_000

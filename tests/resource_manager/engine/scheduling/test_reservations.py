@@ -1,7 +1,7 @@
 """Tests of large requests among many small ones.
 
-Without reservations they would wait forever. With them they are placed when the slots that ran on
-their host at that moment have ended.
+Without reservations, large requests would wait indefinitely. With a reservation, a large request is
+placed when the slots that were on its host at the start of the reservation have ended.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def reserved(cluster: EngineCluster) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_without_reservations_a_large_request_waits_for_ever_behind_small_ones() -> None:
+def test_without_reservations_small_requests_delay_a_large_request_indefinitely() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S, reservations_max=0)
     flood = Flood(cluster)
     cluster.submit("big", job="large", cpu_milli=4_000)
@@ -79,7 +79,7 @@ def test_without_reservations_a_large_request_waits_for_ever_behind_small_ones()
     assert explain(cluster.state, "big").primary_reason == "WAITING_CAPACITY"
 
 
-def test_with_one_it_is_placed_when_what_ran_on_its_host_has_ended() -> None:
+def test_the_owner_is_placed_when_the_slots_on_its_reserved_host_have_ended() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster)
     cluster.submit("big", job="large", cpu_milli=4_000)
@@ -100,7 +100,7 @@ def test_with_one_it_is_placed_when_what_ran_on_its_host_has_ended() -> None:
     assert cluster.history("reservation_ended") == ["big: placed there"]
 
 
-def test_others_go_on_with_what_is_beyond_the_need() -> None:
+def test_other_requests_use_the_capacity_that_the_owner_does_not_need() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster)
     cluster.submit("wide", job="large", cpu_milli=3_000)
@@ -119,7 +119,7 @@ def test_others_go_on_with_what_is_beyond_the_need() -> None:
     assert placed - before  # slots were placed there while it was reserved
 
 
-def test_as_many_as_may_be_hold_something_the_longest_waiting_first() -> None:
+def test_the_longest_starved_requests_get_reservations_up_to_the_maximum() -> None:
     cluster = EngineCluster.settled(
         starvation_timeout_ms=1_000 * STARVING_S, reservations_max=2, reserved_part_max=1.0
     )
@@ -136,7 +136,7 @@ def test_as_many_as_may_be_hold_something_the_longest_waiting_first() -> None:
     )
 
 
-def test_all_but_the_longest_waiting_hold_no_more_than_their_part() -> None:
+def test_all_owners_but_the_longest_starved_one_share_a_part_of_the_cluster() -> None:
     """The limit is a quarter of 16 cores. So one request for 3 or 4 cores gets a reservation beside
     the first request, which may have any size.
     """
@@ -169,7 +169,7 @@ def test_all_but_the_longest_waiting_hold_no_more_than_their_part() -> None:
     assert len(done) == 4
 
 
-def test_nothing_new_is_held_while_the_longest_waiting_needs_what_is_held_for_others() -> None:
+def test_hosts_that_the_longest_starved_gang_needs_are_not_reserved_for_others() -> None:
     """Otherwise requests for one host each would get reservations one after another, forever."""
     cluster = EngineCluster.settled(
         starvation_timeout_ms=1_000 * STARVING_S, reservations_max=3, reserved_part_max=1.0
@@ -192,7 +192,7 @@ def test_nothing_new_is_held_while_the_longest_waiting_needs_what_is_held_for_ot
     assert not any(cluster.where(f"one-{number}") for number in range(1, 8))
 
 
-def test_who_needs_other_hosts_is_not_kept_from_them_by_who_waits_for_hosts_of_others() -> None:
+def test_an_owner_that_waits_for_reserved_hosts_does_not_block_other_hosts() -> None:
     cluster = EngineCluster.settled(
         starvation_timeout_ms=1_000 * STARVING_S, reservations_max=3, reserved_part_max=1.0
     )
@@ -214,7 +214,7 @@ def test_who_needs_other_hosts_is_not_kept_from_them_by_who_waits_for_hosts_of_o
     assert list(reserved(cluster)["anywhere"]) == ["host-0"]
 
 
-def test_a_search_in_vain_is_not_made_again_before_something_has_changed(
+def test_a_failed_search_is_not_repeated_until_hosts_have_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     searches: list[str] = []
@@ -255,7 +255,7 @@ def beside_a_service(hosts: int, cpu_milli: int = 3_000) -> tuple[EngineCluster,
     return cluster, flood
 
 
-def test_what_is_held_where_a_slot_never_ends_moves_to_another_host() -> None:
+def test_a_reservation_that_waits_for_an_endless_slot_moves_to_another_host() -> None:
     cluster, flood = beside_a_service(hosts=2, cpu_milli=1_000)  # as many slots as on host-1
     cluster.submit("big", job="large", cpu_milli=4_000)
     flood.go_on(lambda: reserved(cluster))
@@ -269,7 +269,7 @@ def test_what_is_held_where_a_slot_never_ends_moves_to_another_host() -> None:
     ]
 
 
-def test_where_no_other_host_would_do_nothing_stays_idle_for_ever() -> None:
+def test_a_reservation_that_waits_for_an_endless_slot_ends_without_another_host() -> None:
     cluster, flood = beside_a_service(hosts=1)
     cluster.submit("big", job="large", cpu_milli=4_000)
     flood.go_on(lambda: reserved(cluster))
@@ -287,7 +287,7 @@ def test_where_no_other_host_would_do_nothing_stays_idle_for_ever() -> None:
     assert cluster.where("big") == "host-0"
 
 
-def test_others_do_not_wait_for_a_slot_that_did_not_end_for_somebody_either() -> None:
+def test_no_later_reservation_waits_for_a_slot_that_outlasted_a_reservation() -> None:
     cluster, flood = beside_a_service(hosts=1)
     cluster.submit("big", job="large", cpu_milli=4_000)
     flood.go_on(lambda: reserved(cluster))
@@ -302,7 +302,7 @@ def test_others_do_not_wait_for_a_slot_that_did_not_end_for_somebody_either() ->
     assert list(reserved(cluster)["wide"]) == ["host-1"]
 
 
-def test_a_job_is_held_for_once_at_a_time() -> None:
+def test_a_job_has_one_reservation_at_a_time() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster, hosts=3)
     cluster.submit("big-0", job="large", cpu_milli=4_000)
@@ -314,7 +314,7 @@ def test_a_job_is_held_for_once_at_a_time() -> None:
     assert cluster.where("big-1")
 
 
-def test_nothing_is_held_for_a_request_that_is_gone() -> None:
+def test_the_reservation_of_a_cancelled_request_ends_at_once() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster)
     cluster.submit("big", job="large", cpu_milli=4_000)
@@ -329,7 +329,7 @@ def test_nothing_is_held_for_a_request_that_is_gone() -> None:
     assert cluster.history("reservation_ended") == ["big: it no longer waits"]
 
 
-def test_a_host_that_drains_holds_nothing_and_the_reservation_moves() -> None:
+def test_a_reservation_moves_away_from_a_drained_host() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster)
     cluster.submit("big", job="large", cpu_milli=4_000)
@@ -346,7 +346,7 @@ def test_a_host_that_drains_holds_nothing_and_the_reservation_moves() -> None:
     assert list(reserved(cluster)) == ["big"]
 
 
-def test_a_lost_host_holds_nothing() -> None:
+def test_a_reservation_moves_away_from_a_lost_host() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster)
     cluster.submit("big", job="large", cpu_milli=4_000)
@@ -360,7 +360,7 @@ def test_a_lost_host_holds_nothing() -> None:
     assert list(reserved(cluster)["big"]) == [other]
 
 
-def test_a_host_that_is_not_believed_until_it_registers_again_holds_nothing() -> None:
+def test_a_reservation_moves_away_from_a_host_that_must_register_again() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster)
     cluster.submit("big", job="large", cpu_milli=4_000)
@@ -374,7 +374,7 @@ def test_a_host_that_is_not_believed_until_it_registers_again_holds_nothing() ->
     cluster.check()
 
 
-def test_a_host_that_comes_back_smaller_holds_nothing() -> None:
+def test_a_reservation_moves_away_from_a_host_that_has_become_too_small() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster)
     cluster.submit("big", job="large", cpu_milli=4_000)
@@ -389,7 +389,7 @@ def test_a_host_that_comes_back_smaller_holds_nothing() -> None:
     assert list(reserved(cluster)["big"]) != [first]
 
 
-def test_a_maximum_of_the_group_ends_what_is_held_until_it_stops_nobody() -> None:
+def test_a_reservation_ends_while_a_maximum_of_the_group_blocks_its_owner() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     cluster.set_group("apart")
     flood = Flood(cluster)
@@ -409,7 +409,7 @@ def test_a_maximum_of_the_group_ends_what_is_held_until_it_stops_nobody() -> Non
     assert list(reserved(cluster)) == ["big"]
 
 
-def test_placed_elsewhere_first_it_holds_nothing_any_more() -> None:
+def test_a_reservation_ends_when_its_owner_is_placed_on_another_host() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster)
     cluster.submit("big", job="large", cpu_milli=4_000)
@@ -430,7 +430,7 @@ def test_placed_elsewhere_first_it_holds_nothing_any_more() -> None:
         (GangPlacement.SAME_LABEL, [4_000, 4_000], 2),
     ],
 )
-def test_a_gang_gets_hosts_for_all_of_it(
+def test_a_gang_reserves_hosts_for_all_its_members(
     placement: GangPlacement, sizes: list[int], hosts: int
 ) -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
@@ -451,7 +451,7 @@ def test_a_gang_gets_hosts_for_all_of_it(
     assert not cluster.state.reservations
 
 
-def test_a_slot_that_is_to_grow_gets_room_on_its_own_host() -> None:
+def test_a_slot_that_must_grow_gets_a_reservation_on_its_own_host() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster, hosts=1)
     grown = flood.oldest()
@@ -474,7 +474,7 @@ def test_a_slot_that_is_to_grow_gets_room_on_its_own_host() -> None:
     assert not cluster.state.reservations
 
 
-def test_members_of_a_range_are_held_for_one_by_one() -> None:
+def test_members_of_a_range_get_reservations_one_after_another() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster)
     cluster.submit_range("wide", 3, cpu_milli=4_000, job="large")
@@ -488,7 +488,7 @@ def test_members_of_a_range_are_held_for_one_by_one() -> None:
     assert {cluster.where("wide.0"), cluster.where("wide.1")} == {"host-0", "host-1"}
 
 
-def test_nothing_is_held_for_whoever_has_his_share() -> None:
+def test_a_job_above_its_share_gets_no_reservation() -> None:
     cluster = EngineCluster.settled(starvation_placements=1, half_life_ms=None)
     cluster.host("host-0")
     cluster.job("small")
@@ -506,7 +506,7 @@ def test_nothing_is_held_for_whoever_has_his_share() -> None:
     assert list(reserved(cluster)) == ["big"]
 
 
-def test_whoever_asks_for_the_same_earlier_and_has_his_share_is_in_nobodys_way() -> None:
+def test_an_earlier_equal_request_of_a_job_above_its_share_blocks_no_reservation() -> None:
     cluster = EngineCluster.settled(starvation_placements=1, half_life_ms=None)
     cluster.host("host-0")
     cluster.job("small", "greedy", "modest")
@@ -521,7 +521,7 @@ def test_whoever_asks_for_the_same_earlier_and_has_his_share_is_in_nobodys_way()
     assert list(reserved(cluster)) == ["later"]
 
 
-def test_who_has_all_that_he_asked_for_makes_nobody_look_well_served() -> None:
+def test_jobs_without_waiting_requests_do_not_count_in_the_share() -> None:
     cluster = EngineCluster.settled(starvation_placements=2)
     cluster.host("host-0")
     cluster.job("small", "large")
@@ -537,7 +537,7 @@ def test_who_has_all_that_he_asked_for_makes_nobody_look_well_served() -> None:
     assert list(reserved(cluster)) == ["big"]
 
 
-def test_an_empty_host_that_is_held_is_not_given_back_as_idle() -> None:
+def test_an_empty_reserved_host_is_not_given_back_as_idle() -> None:
     """A gang with spread placement waits for two hosts, and one of them is empty long before the
     other.
     """
@@ -566,14 +566,14 @@ def test_an_empty_host_that_is_held_is_not_given_back_as_idle() -> None:
     assert {cluster.where("g-0"), cluster.where("g-1")} == {"host-0", "host-1"}
 
 
-def test_so_many_placements_of_others_are_enough_where_that_is_set() -> None:
+def test_a_request_is_starved_after_the_set_number_of_placements_of_others() -> None:
     cluster = EngineCluster.settled(starvation_placements=5)
     flood = Flood(cluster)
     cluster.submit("big", job="large", cpu_milli=4_000)
     assert flood.go_on(lambda: reserved(cluster)) == 5
 
 
-def test_nobody_starves_while_nobody_is_placed() -> None:
+def test_a_request_is_not_starved_while_no_other_request_is_placed() -> None:
     """The cluster is full of long work: no waiting request is skipped for another."""
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     cluster.host("host-0")
@@ -585,7 +585,7 @@ def test_nobody_starves_while_nobody_is_placed() -> None:
     assert not reserved(cluster)
 
 
-def test_waiting_before_a_restart_counts() -> None:
+def test_the_wait_before_a_restart_counts() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster)
     cluster.submit("big", job="large", cpu_milli=4_000)
@@ -597,7 +597,7 @@ def test_waiting_before_a_restart_counts() -> None:
     assert flood.go_on(lambda: reserved(cluster)) <= 2
 
 
-def test_a_clock_that_was_set_back_makes_nobody_wait_for_less_than_nothing() -> None:
+def test_a_wait_is_never_negative_after_the_wall_clock_was_set_back() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster)
     cluster.submit("big", job="large", cpu_milli=4_000)
@@ -607,8 +607,8 @@ def test_a_clock_that_was_set_back_makes_nobody_wait_for_less_than_nothing() -> 
     assert STARVING_S // ENDS_EVERY_S - 2 <= ended <= STARVING_S // ENDS_EVERY_S + 2
 
 
-def test_the_same_life_has_the_same_reservations() -> None:
-    def life() -> list[str]:
+def test_the_same_events_lead_to_the_same_reservations() -> None:
+    def made() -> list[str]:
         cluster = EngineCluster.settled(starvation_placements=3)
         flood = Flood(cluster, hosts=3)
         for number in range(3):
@@ -617,10 +617,10 @@ def test_the_same_life_has_the_same_reservations() -> None:
         flood.go_on(lambda: False, most=60)
         return cluster.history("reservation_made")
 
-    assert life() == life() != []
+    assert made() == made() != []
 
 
-def test_what_is_held_is_explained_to_its_holder_and_to_others() -> None:
+def test_explain_shows_a_reservation_to_its_owner_and_to_others() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster)
     cluster.submit("big", job="large", cpu_milli=4_000)
@@ -643,7 +643,7 @@ def test_what_is_held_is_explained_to_its_holder_and_to_others() -> None:
     assert verdict.blockers == ("HELD",)
 
 
-def test_no_smaller_amount_is_named_that_is_held_for_somebody_else() -> None:
+def test_explain_suggests_no_smaller_request_that_needs_reserved_capacity() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster, hosts=1)
     cluster.submit("big", job="large", cpu_milli=4_000)
@@ -659,7 +659,7 @@ def test_no_smaller_amount_is_named_that_is_held_for_somebody_else() -> None:
     assert [each.allocation_id for each in own.blocked_by] == cluster.running()
 
 
-def test_what_is_held_for_a_gang_counts_as_room_for_it() -> None:
+def test_explain_counts_the_reserved_capacity_of_a_gang_as_room_for_it() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster)
     cluster.submit_gang("g", [4_000, 4_000], GangPlacement.SPREAD, job="large")
@@ -678,7 +678,7 @@ def test_what_is_held_for_a_gang_counts_as_room_for_it() -> None:
     assert found.placeable == 0
 
 
-def test_the_history_names_the_executor_that_is_reserved_where_it_is_one() -> None:
+def test_events_name_the_reserved_executor_if_it_is_only_one() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S, reservations_max=1)
     flood = Flood(cluster)
     cluster.submit("big", job="large", cpu_milli=4_000)
@@ -701,7 +701,7 @@ def test_the_history_names_the_executor_that_is_reserved_where_it_is_one() -> No
     ]
 
 
-def test_the_last_slot_of_an_executor_is_explained_as_reserved_too() -> None:
+def test_explain_says_that_the_last_slot_of_an_executor_is_reserved() -> None:
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster, hosts=1, slots_max=4)
     cluster.submit("big", job="large", cpu_milli=4_000)
@@ -714,7 +714,7 @@ def test_the_last_slot_of_an_executor_is_explained_as_reserved_too() -> None:
     assert [each.allocation_id for each in found.held_for_others] == ["big"]
 
 
-def test_a_slot_of_the_owners_job_uses_what_the_job_gave_back_and_nothing_of_the_rest() -> None:
+def test_a_slot_of_the_owners_job_uses_only_capacity_that_the_job_gave_back() -> None:
     """The reservation of `big` keeps 5 of 8 cores, and the core that its job has given back. Other
     requests may use 2 cores, and still 2 when the job uses its core again.
     """
