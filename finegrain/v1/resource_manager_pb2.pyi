@@ -913,7 +913,9 @@ class JobEvent(google.protobuf.message.Message):
 
     @property
     def slot(self) -> finegrain.v1.slots_pb2.SlotStatus:
-        """The slot with its executor's address; set only with GRANTED, and with events that ended a slot."""
+        """The slot with its executor's address; set only with GRANTED, and with events that ended a slot. An event that ended
+        a slot only names it: with its ids, its generation, and its executor's id and address.
+        """
 
     def __init__(
         self,

@@ -72,21 +72,25 @@ class Dispatcher:
         """Carries out the effects in order. Watchers are notified once, at the end."""
         outcomes: Counter[str] = Counter()
         cluster_news = False
+        logs_requests = _stdlib_log.isEnabledFor(logging.DEBUG)
         for effect in effects:
             match effect:
+                # Events come first, because a batch can have thousands of them.
+                case PublishJobEvent():
+                    if outcome := _outcome(effect.event):
+                        outcomes[outcome] += 1
+                    self._hub.publish(effect.event)
+                case PublishClusterEvent():
+                    cluster_news = True
+                    # Events about single requests end no job and forget no executor.
+                    if logs_requests or not effect.event.allocation_id:
+                        self._publish_cluster(effect.event)
                 case SendAllocate() | SendFree() | SendResize():
                     self._links.send(effect)
                 case ProbeExecutor():
                     self._links.probe(effect)
                 case StartExecutor() | StopExecutor():
                     self._provisioning.carry_out(effect)
-                case PublishJobEvent():
-                    if outcome := _outcome(effect.event):
-                        outcomes[outcome] += 1
-                    self._hub.publish(effect.event)
-                case PublishClusterEvent():
-                    self._publish_cluster(effect.event)
-                    cluster_news = True
                 case _:
                     assert_never(effect)
         self._hub.flush(cluster_news=cluster_news)
@@ -104,11 +108,7 @@ class Dispatcher:
         self._hub.publish_cluster(event)
         if event.kind == "executor_forgotten":
             self._links.forget(event.executor_id)
-        # Events about single slots are logged only at level DEBUG.
-        if event.allocation_id and not _stdlib_log.isEnabledFor(logging.DEBUG):
-            # A batch can have thousands of such events. So a line is prepared only if it will be
-            # logged.
-            return
+        # Events about single requests are logged only at level DEBUG.
         write = _log.debug if event.allocation_id else _log.info
         ids = {
             "executor_id": event.executor_id,

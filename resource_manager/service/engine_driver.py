@@ -341,17 +341,18 @@ class EngineDriver:
             _log.warning("stood_still", milliseconds=stood_still_ms)
 
     def _observe_grants(self, effects: list[Effect]) -> None:
+        # Generations start above `generation_floor`, which a restore from a backup raises.
+        first = self.state.numbers.generation_floor + 1
         for effect in effects:
-            if not isinstance(effect, PublishJobEvent) or effect.event.reason:
-                continue  # not a grant: GRANTED with a reason reports a resize
-            request = self.state.requests.get(effect.event.allocation_id)
-            # Generations start above `generation_floor`, which a restore from a backup raises.
-            first = (
-                request is not None
-                and request.generation == self.state.numbers.generation_floor + 1
-            )
-            if request is not None and first and effect.event.state is RequestState.GRANTED:
-                waited_ms = max(0, effect.event.time_ms - request.create_time_ms)
+            if not isinstance(effect, PublishJobEvent):
+                continue
+            event = effect.event
+            # GRANTED with a reason reports a resize.
+            if event.state is not RequestState.GRANTED or event.reason:
+                continue
+            request = self.state.requests.get(event.allocation_id)
+            if request is not None and request.generation == first:
+                waited_ms = max(0, event.time_ms - request.create_time_ms)
                 self._metrics.request_wait_seconds.observe(waited_ms / 1000)
 
     def _step_item(self, item: Item, event: Event) -> list[Effect]:

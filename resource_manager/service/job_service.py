@@ -382,8 +382,10 @@ class JobCalls:
         return [outcome for chunk in answers for outcome in chunk]
 
     def _count(self, outcomes: Sequence[ItemOutcome], requests: Sequence[int]) -> None:
-        for outcome, count in zip(outcomes, requests, strict=True):
-            self._metrics.requests.labels("refused" if outcome.reason else "accepted").inc(count)
+        refused = sum(count for each, count in zip(outcomes, requests, strict=True) if each.reason)
+        for outcome, count in ("refused", refused), ("accepted", sum(requests) - refused):
+            if count:
+                self._metrics.requests.labels(outcome).inc(count)
 
     def _lease_ms(self, request: rm_pb2.RegisterJobRequest) -> int | None:
         requested = request.lease.seconds or request.lease.nanos

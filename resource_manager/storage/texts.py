@@ -16,6 +16,7 @@ from finegrain.cpu_policy import CpuPolicy, HostPolicy
 from finegrain.intervals import IntervalSet
 from finegrain.mapping.json_form import JsonCodec, JsonForm
 from finegrain.mapping.rows import FLOAT, Text
+from finegrain.mapping.shared import by_identity
 from finegrain.mapping.stored import FORMS
 from finegrain.resources import ResourceProfile
 from finegrain.values.dependencies import JobDependency
@@ -99,37 +100,34 @@ def _ended_of(text: str) -> dict[Ended, IntervalSet]:
     }
 
 
-_texts: dict[int, tuple[object, str]] = {}
+_shared_text = by_identity(json_text, _KNOWN_PARTS)
+"""Returns JSON of plain data that many rows share and that never changes."""
 
 
-def _shared_text(data: object) -> str:
-    """Returns JSON of plain data that many rows share and that never changes.
+class _Names(dict[str, str]):
+    """The JSON text of each name of a member, with its colon."""
 
-    The cache compares data by identity, not by value. This is safe, because the cache also keeps
-    the data. So Python cannot use the id of the data for another object.
-    """
-    known = _texts.get(id(data))
-    if known is None:
-        if len(_texts) >= _KNOWN_PARTS:
-            _texts.clear()
-        known = _texts[id(data)] = (data, json_text(data))
-    return known[1]
+    def __missing__(self, name: str) -> str:
+        text = self[name] = f"{_quoted(name)}:"
+        return text
+
+
+_names = _Names()
 
 
 def _slot_text(slot: Mapping[str, object]) -> str:
     """Returns JSON of a slot as events contain it. Texts of its nested parts are cached."""
-    return "{" + ",".join([_member(name, value) for name, value in slot.items()]) + "}"
-
-
-def _member(name: str, value: object) -> str:
-    if isinstance(value, str):
-        text = _quoted(value)
-    elif type(value) is int:
-        text = str(value)
-    else:
-        # Dicts of slots are shared between events and never changed, so their texts are cached.
-        text = _shared_text(value) if isinstance(value, dict) else json_text(value)
-    return f"{_quoted(name)}:{text}"
+    members = []
+    for name, value in slot.items():
+        if isinstance(value, str):
+            text = _quoted(value)
+        elif type(value) is int:
+            text = str(value)
+        else:
+            # Dicts of slots are shared between events and never changed, so their texts are cached.
+            text = _shared_text(value) if isinstance(value, dict) else json_text(value)
+        members.append(_names[name] + text)
+    return "{" + ",".join(members) + "}"
 
 
 def _list_of(kind: type[T]) -> Text:

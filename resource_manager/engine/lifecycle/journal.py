@@ -13,6 +13,7 @@ from finegrain.mapping.fields import attributes_of
 from finegrain.mapping.stored import STORED
 from finegrain.resources import ResourceProfile
 from finegrain.values.isolation import Isolation
+from finegrain.values.states import RequestState
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.effects import Effect, PublishClusterEvent, PublishJobEvent
 from resource_manager.engine.model.entities import (
@@ -78,6 +79,17 @@ def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
     if slot.assignment is not None:
         data["assignment"] = STORED.to_json(slot.assignment)
     return data
+
+
+def ended_slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
+    """Returns the fields of SlotStatus that name a slot, for the event that ends the slot."""
+    return {
+        "allocation_id": slot.allocation_id,
+        "generation": slot.generation,
+        "job_id": slot.job_id,
+        "executor_id": slot.executor_id,
+        "executor_address": executor_address,
+    }
 
 
 def _resize(resize: Resize, state: str) -> dict[str, object]:
@@ -188,13 +200,18 @@ class Journal:
             request: the request.
             reason: machine-readable reason for the state.
             message: reason for people.
-            slot: the slot that the entry describes; None if the entry describes no slot.
+            slot: the slot that the entry describes; None if the entry describes no slot. If the
+                request is not GRANTED, the entry only names the slot.
             count: number of range members that the entry describes: `request` and the next members
                 by index.
         """
         job = self._jobs[request.job_id]
         job.last_sequence += 1
-        address = self._hosts.of(slot).executor.registration.address if slot is not None else ""
+        described = None
+        if slot is not None:
+            address = self._hosts.of(slot).executor.registration.address
+            granted = request.state is RequestState.GRANTED
+            described = (slot_to_dict if granted else ended_slot_to_dict)(slot, address)
         event = JobEvent(
             job_id=job.job_id,
             sequence=job.last_sequence,
@@ -203,7 +220,7 @@ class Journal:
             state=request.state,
             reason=reason,
             message=message,
-            slot=slot_to_dict(slot, address) if slot is not None else None,
+            slot=described,
             count=count,
         )
         self._changes.job(job)  # the job's row has the last sequence number

@@ -487,7 +487,7 @@ class JobEvent:
     state: RequestState
     reason: str = ""
     message: str = ""
-    # the result of `slot_to_dict` in `engine/lifecycle/journal.py`
+    # the result of `slot_to_dict` or `ended_slot_to_dict` in `engine/lifecycle/journal.py`
     slot: dict[str, object] | None = None
     count: int = 1  # number of described range members: the named member and the next by index
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from finegrain.cpu_assignment import CpuAssignment
+from finegrain.mapping.shared import by_identity
 from finegrain.mapping.stored import STORED
 from finegrain.resources import ResourceProfile
 from finegrain.rpc.mapping.fields import numbers_of
@@ -31,6 +32,9 @@ def slot_status_of_event(data: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of the SlotStatus message for the slot in a job event."""
     # Number and text fields have the same names. The other fields are converted.
     fields = dict(data)
+    # The event that ended a slot only names the slot.
+    if "profile" not in data:
+        return fields
     fields["profile"] = _profile_of_event(data["profile"])
     fields["state"] = _STATES[data["state"]]
     if (isolation := data.get("isolation")) is not None:
@@ -62,28 +66,11 @@ def _resize_of_event(data: Mapping[str, Any]) -> slots_pb2.SlotResize:
     )
 
 
-_isolations: dict[int, tuple[Mapping[str, Any], resources_pb2.IsolationReport]] = {}
-"""Messages by `id` of their data. The data is stored, too, so that no other data gets the same
-`id`.
-"""
-
-
-def _isolation(data: Mapping[str, Any]) -> resources_pb2.IsolationReport:
-    # The journal shares one dict between all slots with equal isolation.
-    known = _isolations.get(id(data))
-    if known is None:
-        if len(_isolations) >= KNOWN_MAX:
-            _isolations.clear()
-        message = isolation_to_proto(STORED.from_json(Isolation, data))
-        known = _isolations[id(data)] = data, message
-    return known[1]
-
-
 def _assignment(data: Mapping[str, Any]) -> cpus_pb2.CpuAssignment:
     return assignment_to_proto(STORED.from_json(CpuAssignment, data))
 
 
-def _profile_of_event(data: Mapping[str, Any]) -> resources_pb2.ResourceProfile:
+def _profile_message(data: Mapping[str, Any]) -> resources_pb2.ResourceProfile:
     # A cache key must be hashable. Amounts are hashable, but mappings of resources and lists of
     # devices are not.
     if all(isinstance(each, int) for each in data.values()):
@@ -94,3 +81,13 @@ def _profile_of_event(data: Mapping[str, Any]) -> resources_pb2.ResourceProfile:
 @lru_cache(KNOWN_MAX)
 def _plain_profile(items: tuple[tuple[str, int], ...]) -> resources_pb2.ResourceProfile:
     return profile_to_proto(ResourceProfile.from_dict(dict(items)))
+
+
+def _isolation_message(data: Mapping[str, Any]) -> resources_pb2.IsolationReport:
+    return isolation_to_proto(STORED.from_json(Isolation, data))
+
+
+# The journal shares one dict between all slots with equal profiles, and with equal isolation. Slots
+# that were read from the store have separate dicts.
+_profile_of_event = by_identity(_profile_message, KNOWN_MAX)
+_isolation = by_identity(_isolation_message, KNOWN_MAX)

@@ -48,6 +48,14 @@ async def test_a_slot_is_asked_for_carved_offered_and_given_back(tmp_path: Path)
         await job.release("slot-1")
         (released,) = await next_events(stream, 1)
         assert released.state == RELEASED
+        # This event only names the slot, because the grant has described it.
+        assert released.slot == slots_pb2.SlotStatus(
+            allocation_id="slot-1",
+            generation=1,
+            job_id=job.job_id,
+            executor_id=offer.slot.executor_id,
+            executor_address=executor.address,
+        )
         await eventually(lambda: not executor.slots)
 
         async def free() -> bool:
