@@ -19,31 +19,51 @@ export function theme() {
 /** The color of a name, such as a job or a group. */
 export const colorOf = (name) => `hsl(${hue(name)} 55% ${dark.matches ? 62 : 42}%)`;
 
-/** A canvas that is as wide as the element around it. The canvas is drawn again when `draw` changes. */
+const NEAR = "300px"; // canvases this close to the visible part of the page are drawn
+
+/**
+ * A canvas that is as wide as the element around it. The canvas is drawn again when `draw` changes. If
+ * it is not visible, it is drawn when it becomes visible.
+ */
 export function Canvas({ height, draw, label, onClick, onMove }) {
   const ref = useRef(null);
+  const state = useRef({ width: 0, visible: false, late: false, paint: null }).current;
+  Object.assign(state, { height, draw });
   useEffect(() => {
     const canvas = ref.current;
-    const paint = () => {
-      const width = canvas.clientWidth;
-      const tall = typeof height === "function" ? height(width) : height;
+    state.paint = () => {
+      const { width } = state;
+      if (!width) return; // the size is not known yet
+      const tall = typeof state.height === "function" ? state.height(width) : state.height;
       const ratio = devicePixelRatio || 1;
       canvas.style.height = `${tall}px`;
+      state.late = !state.visible;
+      if (state.late) return;
       canvas.width = Math.max(1, Math.round(width * ratio));
       canvas.height = Math.max(1, Math.round(tall * ratio));
       const context = canvas.getContext("2d");
       context.scale(ratio, ratio);
       context.clearRect(0, 0, width, tall);
-      draw(context, width, tall);
+      state.draw(context, width, tall);
     };
-    const observer = new ResizeObserver(paint);
-    observer.observe(canvas);
-    dark.addEventListener("change", paint);
+    const sizes = new ResizeObserver((entries) => {
+      state.width = entries.at(-1).contentRect.width;
+      state.paint();
+    });
+    const views = new IntersectionObserver((entries) => {
+      state.visible = entries.at(-1).isIntersecting;
+      if (state.visible && state.late) state.paint();
+    }, { rootMargin: NEAR });
+    sizes.observe(canvas);
+    views.observe(canvas);
+    dark.addEventListener("change", state.paint);
     return () => {
-      observer.disconnect();
-      dark.removeEventListener("change", paint);
+      sizes.disconnect();
+      views.disconnect();
+      dark.removeEventListener("change", state.paint);
     };
-  }, [draw, height]);
+  }, []);
+  useEffect(() => state.paint(), [draw, height]);
   const place = (handler) => handler && ((event) => handler(event.offsetX, event.offsetY, event.currentTarget));
   return html`<canvas ref=${ref} class="map" role="img" aria-label=${label} onClick=${place(onClick)} onMouseMove=${place(onMove)} />`;
 }

@@ -45,8 +45,13 @@ export function labelsOf(hosts) {
   return [...names].sort((a, b) => (b === "rack") - (a === "rack") || (a < b ? -1 : 1));
 }
 
-/** Groups hosts by a label. Each group has a name, its hosts in order, and sums. */
-export function groupsOf(hosts, label, order) {
+/**
+ * Groups hosts by a label. Each group has a name, its hosts in order, and sums. `before` is the result
+ * for the same label and order before a change: groups whose hosts have not changed are reused, so that
+ * a change of one host costs little in a large cluster.
+ */
+export function groupsOf(hosts, label, order, before = []) {
+  const known = new Map(before.map((group) => [group.name, group]));
   const found = new Map();
   const without = [];
   for (const host of hosts) {
@@ -61,7 +66,11 @@ export function groupsOf(hosts, label, order) {
     const last = part.at(-1).executor_id;
     found.set(without.length > CHUNK ? `${part[0].executor_id} – ${last}` : "other hosts", part);
   }
-  const groups = [...found].map(([name, members]) => summed(name, ordered(members, order)));
+  const groups = [...found].map(([name, members]) => {
+    const old = known.get(name);
+    const isSame = old?.members.length === members.length && members.every((host, at) => host === old.members[at]);
+    return isSame ? old : summed(name, members, order);
+  });
   const rank = {
     worst: (group) => group.troubled * 1000 + group.fullness,
     fullest: (group) => group.fullness,
@@ -86,10 +95,11 @@ export function sums(hosts) {
   return { cpu, memory: mem };
 }
 
-function summed(name, hosts) {
+function summed(name, members, order) {
+  const hosts = ordered(members, order);
   const found = sums(hosts);
   return {
-    name, hosts, ...found,
+    name, members, hosts, ...found,
     slots: hosts.reduce((sum, host) => sum + host.slots, 0),
     troubled: hosts.filter(troubled).length,
     draining: hosts.filter((host) => host.draining).length,

@@ -18,6 +18,17 @@ function host(name, { cpu = 0, state = "ACTIVE", draining = false, labels = { ra
 
 const names = (hosts) => hosts.map((each) => each.executor_id).join(" ");
 
+test("after a change, only the group of the changed host is computed again", () => {
+  const all = [host("a"), host("b", { labels: { rack: "r2" } }), host("c"), host("x", { labels: {} })];
+  const before = groupsOf(all, "rack", "name");
+  const newer = [all[0], { ...all[1], draining: true }, all[2], all[3]];
+  const after = groupsOf(newer, "rack", "name", before);
+  assert.deepEqual(after, groupsOf(newer, "rack", "name"));
+  assert.deepEqual(after.map((group, at) => [group.name, group === before[at]]), [["other hosts", true], ["r1", true], ["r2", false]]);
+  const fewer = groupsOf(newer.slice(0, 2), "rack", "name", after);
+  assert.deepEqual(fewer, groupsOf(newer.slice(0, 2), "rack", "name"));
+});
+
 test("lost hosts come before drained ones, and full ones before empty ones", () => {
   const all = [host("a"), host("b", { cpu: 9000 }), host("c", { draining: true }), host("d", { state: "LOST" })];
   assert.equal(names(ordered(all, "worst")), "d c b a");

@@ -96,6 +96,31 @@ def test_a_large_cluster_is_groups_that_open(browser: Browser) -> None:
         assert shown_hosts(browser) == ["host-00085"]
 
 
+DRAWN = """
+    const blank = document.createElement("canvas");
+    return [...document.querySelectorAll(".group canvas")].map((canvas) => {
+      blank.width = canvas.width, blank.height = canvas.height;
+      return canvas.toDataURL() !== blank.toDataURL();
+    });
+"""
+
+
+def test_only_visible_parts_of_a_large_map_are_drawn(browser: Browser) -> None:
+    cluster = PageCluster(hosts=1200)
+    with serving(cluster) as served:
+        browser.open(served.address("/?order=name"))
+        browser.shows("rack r029", "2 hosts need attention")
+        eventually(lambda: browser.run(DRAWN)[0], "the first group is drawn")
+        assert not browser.run(DRAWN)[-1]
+        served.change(cluster.drain, host_id(1199))
+        browser.shows("3 hosts need attention")
+        assert not browser.run(DRAWN)[-1]
+        browser.run("document.querySelector('.group:last-child').scrollIntoView()")
+        eventually(lambda: browser.run(DRAWN)[-1], "the last group is drawn")
+        browser.shows("1 draining")
+    assert browser.errors() == []
+
+
 def test_a_change_is_shown(browser: Browser, cluster: PageCluster, served: Served) -> None:
     browser.open(served.address())
     browser.shows("2 hosts need attention")

@@ -48,13 +48,19 @@ function Map({ all }) {
   const order = setting("order", ORDERS);
   const text = setting("find").toLowerCase();
   const shown = text ? all.filter((host) => matches(host, text)) : all;
-  const groups = groupsOf(shown, by, order);
+  const last = useRef({ nodes: new globalThis.Map() });
+  const settings = `${by} ${order}`;
+  const groups = groupsOf(shown, by, order, last.current.settings === settings ? last.current.groups : []);
+  Object.assign(last.current, { settings, groups });
   const chosen = query.value.getAll("open");
   const few = shown.length <= FEW;
-  const isOpen = (name) => (few ? !chosen.includes(`-${name}`) : chosen.includes(name));
-  const toggle = (name) => {
-    const word = few ? `-${name}` : name;
-    set({ open: chosen.includes(word) ? chosen.filter((each) => each !== word) : [...chosen, word] }, true);
+  const nodeOf = (group) => {
+    const open = chosen.includes(few ? `-${group.name}` : group.name) !== few;
+    const old = last.current.nodes.get(group.name);
+    if (old?.group === group && old.open === open && old.few === few && old.by === by) return old.node;
+    const node = html`<${Group} key=${group.name} group=${group} label=${by} open=${open} toggle=${() => toggle(few ? `-${group.name}` : group.name)} />`;
+    last.current.nodes.set(group.name, { group, open, few, by, node });
+    return node; // a group that has not changed keeps its node, so that it is not rendered again
   };
   const most = Number(setting("groups")) || GROUPS_MAX;
   return html`<div class="controls">
@@ -66,10 +72,15 @@ function Map({ all }) {
     <${Legend} />
     <${Attention} hosts=${shown} />
     ${!groups.length && html`<p class="quiet">No host matches.</p>`}
-    <div class="groups">${groups.slice(0, most).map((group) => html`
-      <${Group} key=${group.name} group=${group} label=${by} open=${isOpen(group.name)} toggle=${toggle} />`)}</div>
+    <div class="groups">${groups.slice(0, most).map(nodeOf)}</div>
     ${groups.length > most && html`<p><button onClick=${() => set({ groups: String(most + GROUPS_MAX) })}>
       Show more of ${groups.length} groups</button></p>`}`;
+}
+
+/** Opens or closes a group. `word` stands for the group in the address. */
+function toggle(word) {
+  const chosen = query.value.getAll("open");
+  set({ open: chosen.includes(word) ? chosen.filter((each) => each !== word) : [...chosen, word] }, true);
 }
 
 const matches = (host, text) =>
@@ -96,7 +107,7 @@ function Group({ group, label, open, toggle }) {
     `${Math.round(percent(group.cpu.used, group.cpu.total))} % used`,
   ].filter(Boolean).join(", ");
   return html`<section class=${`group${open ? " open" : ""}${group.troubled ? " troubled" : ""}`}>
-    <h2><button class="plain" aria-expanded=${String(open)} onClick=${() => toggle(group.name)}>
+    <h2><button class="plain" aria-expanded=${String(open)} onClick=${toggle}>
       <span aria-hidden="true">${open ? "▾" : "▸"}</span> ${group.name === "other hosts" ? "" : `${label} `}${group.name}</button></h2>
     <p class="quiet">${facts}</p>
     <${Meter} label="cpu" ...${group.cpu} write=${cpu} />
