@@ -456,6 +456,7 @@ class Cluster(Operations, Identities):
         group: str = "",
         weight: float | None = None,
         maximum: Mapping[str, int | None] | None = None,
+        minimum: Mapping[str, int | None] | None = None,
     ) -> Preview:
         """Returns what an action of an administrator would change. Changes nothing.
 
@@ -468,6 +469,7 @@ class Cluster(Operations, Identities):
             group: the group of SET_GROUP.
             weight: the new weight of the group; None means that it stays unchanged.
             maximum: new limits of the group by dimension; None removes a limit.
+            minimum: new guaranteed amounts of the group by dimension; None removes a guarantee.
 
         Raises:
             NotFound: the executor, device, slot, job or group does not exist.
@@ -484,6 +486,7 @@ class Cluster(Operations, Identities):
             group=group,
             weight=weight,
             maximum={name: -1 if most is None else most for name, most in (maximum or {}).items()},
+            minimum={name: -1 if most is None else most for name, most in (minimum or {}).items()},
         )
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.PreviewAction(message, timeout=timeout_s)

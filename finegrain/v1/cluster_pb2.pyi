@@ -43,7 +43,7 @@ class _PreviewedActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper
     PREVIEWED_ACTION_END_JOB: _PreviewedAction.ValueType  # 4
     """TerminateJob. Needs `job_id`."""
     PREVIEWED_ACTION_SET_GROUP: _PreviewedAction.ValueType  # 5
-    """SetGroup. Needs `group`, which must exist, and `weight` or `maximum`."""
+    """SetGroup. Needs `group`, which must exist, and `weight`, `maximum` or `minimum`."""
 
 class PreviewedAction(_PreviewedAction, metaclass=_PreviewedActionEnumTypeWrapper):
     """An action that can be previewed."""
@@ -59,7 +59,7 @@ PREVIEWED_ACTION_RELEASE: PreviewedAction.ValueType  # 3
 PREVIEWED_ACTION_END_JOB: PreviewedAction.ValueType  # 4
 """TerminateJob. Needs `job_id`."""
 PREVIEWED_ACTION_SET_GROUP: PreviewedAction.ValueType  # 5
-"""SetGroup. Needs `group`, which must exist, and `weight` or `maximum`."""
+"""SetGroup. Needs `group`, which must exist, and `weight`, `maximum` or `minimum`."""
 global___PreviewedAction = PreviewedAction
 
 class _ExecutorState:
@@ -148,6 +148,22 @@ class PreviewActionRequest(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class MinimumEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     ACTION_FIELD_NUMBER: builtins.int
     EXECUTOR_ID_FIELD_NUMBER: builtins.int
     DEVICE_FIELD_NUMBER: builtins.int
@@ -156,6 +172,7 @@ class PreviewActionRequest(google.protobuf.message.Message):
     GROUP_FIELD_NUMBER: builtins.int
     WEIGHT_FIELD_NUMBER: builtins.int
     MAXIMUM_FIELD_NUMBER: builtins.int
+    MINIMUM_FIELD_NUMBER: builtins.int
     action: global___PreviewedAction.ValueType
     """The action."""
     executor_id: builtins.str
@@ -176,6 +193,10 @@ class PreviewActionRequest(google.protobuf.message.Message):
     def maximum(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Maximum amounts of the group; see SetGroupRequest."""
 
+    @property
+    def minimum(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Guaranteed amounts of the group; see SetGroupRequest."""
+
     def __init__(
         self,
         *,
@@ -187,9 +208,10 @@ class PreviewActionRequest(google.protobuf.message.Message):
         group: builtins.str = ...,
         weight: builtins.float | None = ...,
         maximum: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        minimum: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_weight", b"_weight", "weight", b"weight"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_weight", b"_weight", "action", b"action", "allocation_ids", b"allocation_ids", "device", b"device", "executor_id", b"executor_id", "group", b"group", "job_id", b"job_id", "maximum", b"maximum", "weight", b"weight"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_weight", b"_weight", "action", b"action", "allocation_ids", b"allocation_ids", "device", b"device", "executor_id", b"executor_id", "group", b"group", "job_id", b"job_id", "maximum", b"maximum", "minimum", b"minimum", "weight", b"weight"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_weight", b"_weight"]) -> typing.Literal["weight"] | None: ...
 
 global___PreviewActionRequest = PreviewActionRequest
@@ -309,6 +331,7 @@ class PreviewedShare(google.protobuf.message.Message):
     BEFORE_FIELD_NUMBER: builtins.int
     AFTER_FIELD_NUMBER: builtins.int
     EXCEEDED_FIELD_NUMBER: builtins.int
+    BELOW_MINIMUM_FIELD_NUMBER: builtins.int
     group: builtins.str
     """Name of the group."""
     share_now: builtins.float
@@ -321,6 +344,10 @@ class PreviewedShare(google.protobuf.message.Message):
     def exceeded(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Dimensions in which the group uses more than its new maximum. Its slots stay, and its requests wait."""
 
+    @property
+    def below_minimum(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Dimensions in which the group uses less than its new minimum. As long as it has waiting work, it is served first."""
+
     def __init__(
         self,
         *,
@@ -329,8 +356,9 @@ class PreviewedShare(google.protobuf.message.Message):
         before: builtins.float = ...,
         after: builtins.float = ...,
         exceeded: collections.abc.Iterable[builtins.str] | None = ...,
+        below_minimum: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["after", b"after", "before", b"before", "exceeded", b"exceeded", "group", b"group", "share_now", b"share_now"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "before", b"before", "below_minimum", b"below_minimum", "exceeded", b"exceeded", "group", b"group", "share_now", b"share_now"]) -> None: ...
 
 global___PreviewedShare = PreviewedShare
 

@@ -197,7 +197,7 @@ def set_(
 
     Settings that you do not name stay unchanged. A change applies from the next decision on. A
     change never stops running slots. The value "none" removes a limit. --dry-run shows the shares
-    before and after a change of the weight or of a maximum of an existing group.
+    before and after a change of the weight or of limits of an existing group.
 
     \b
     Examples:
@@ -215,7 +215,9 @@ def set_(
     minimum = limits_from("min", min_slots, min_cpu, min_memory, min_)
     with open_cluster() as cluster:
         if dry_run:
-            preview = cluster.preview("SET_GROUP", group=name, weight=weight, maximum=maximum)
+            preview = cluster.preview(
+                "SET_GROUP", group=name, weight=weight, maximum=maximum, minimum=minimum
+            )
             text = f"would change {name}: {preview_text(preview)}"
             print_object("Preview", preview.to_dict(), output, text)
             return

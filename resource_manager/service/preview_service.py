@@ -35,7 +35,7 @@ FIELDS = {
     CORDON: ("executor_id", "device"),
     RELEASE: ("allocation_ids",),
     END_JOB: ("job_id",),
-    SET_GROUP: ("group", "weight", "maximum"),
+    SET_GROUP: ("group", "weight", "maximum", "minimum"),
 }
 """The fields that each action needs."""
 
@@ -115,11 +115,13 @@ def _reads(request: cluster_pb2.PreviewActionRequest) -> Reads:
     if action == END_JOB:
         job_id = check_id("job_id", request.job_id)
         return lambda state: preview.Previews(state).end_job(job_id)
-    wanted = cluster_pb2.SetGroupRequest(name=request.group, maximum=request.maximum)
+    wanted = cluster_pb2.SetGroupRequest(
+        name=request.group, maximum=request.maximum, minimum=request.minimum
+    )
     if request.HasField("weight"):
         wanted.weight = request.weight
-    elif not request.maximum:
-        raise InvalidArgument("weight", "absent", "weight, or maximum")
+    elif not request.maximum and not request.minimum:
+        raise InvalidArgument("weight", "absent", "weight, maximum or minimum")
     event = group_set_event(wanted, now())
 
     def read_group(state: State) -> preview.Preview:
@@ -141,6 +143,9 @@ def _summary(action: int, found: preview.Preview) -> str:
         exceeded = sorted({name for each in found.shares for name in each.exceeded})
         if exceeded:
             text += f"; already above the new maximum: {', '.join(exceeded)}"
+        below = sorted({name for each in found.shares for name in each.below_minimum})
+        if below:
+            text += f"; below the new minimum: {', '.join(below)}"
         return text
     if action in (DRAIN, CORDON):
         text = f"{slots} of {jobs} stay until they end"

@@ -239,7 +239,10 @@ class PageCluster(PageObjects):
         slots = self.slots_at(number_of(request.executor_id)) if request.executor_id else []
         if request.group:
             answer = cluster_pb2.PreviewActionResponse(summary=self.text("changes one share"))
-            answer.shares.add(group=request.group, share_now=0.16, before=0.2, after=0.3)
+            below = ["cpu_milli", self.text("slots")] if request.minimum else []
+            answer.shares.add(
+                group=request.group, share_now=0.16, before=0.2, after=0.3, below_minimum=below
+            )
             return answer
         answer = cluster_pb2.PreviewActionResponse(
             slots_total=len(slots), jobs=8, summary=self.text(f"concerns {len(slots)} slots")

@@ -1219,6 +1219,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
         group: str = "",
         weight: float | None = None,
         maximum: Mapping[str, int | None] | None = None,
+        minimum: Mapping[str, int | None] | None = None,
     ) -> Preview:
         """Returns what an action of an administrator would change. Changes nothing.
 
@@ -1231,6 +1232,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
             group: the group of SET_GROUP.
             weight: the new weight of the group; None means that it stays unchanged.
             maximum: new limits of the group by dimension; None removes a limit.
+            minimum: new guaranteed amounts of the group by dimension; None removes a guarantee.
 
         Raises:
             NotFound: the executor, device, slot, job or group does not exist.
@@ -1246,6 +1248,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
                 group=group,
                 weight=weight,
                 maximum=maximum,
+                minimum=minimum,
             )
         )
 

@@ -41,6 +41,8 @@ class PreviewedShare(Value):
     before: float  # the share to which the group is entitled now
     after: float
     exceeded: tuple[str, ...]  # dimensions in which the group uses more than its new maximum
+    # dimensions in which the group uses less than its new minimum
+    below_minimum: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

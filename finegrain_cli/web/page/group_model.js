@@ -19,15 +19,30 @@ export function useLines(samples, { used, allocated, total, minimum = null, maxi
   return lines;
 }
 
+/** The limits that the page can change: [dimension, words, size of a unit]. */
+export const LIMITS = [["cpu_milli", "cpus", 1000], ["memory_bytes", "memory in GiB", 2 ** 30], ["slots", "slots", 1]];
+
+/** Returns the settings of a group as texts, in the units of `LIMITS`. An empty text means that there is no limit. */
+export function typedSettings(group) {
+  const texts = (limits) => Object.fromEntries(LIMITS.map(([name, , unit]) => [name, name in limits ? String(limits[name] / unit) : ""]));
+  return { weight: String(group.weight), minimum: texts(group.minimum), maximum: texts(group.maximum) };
+}
+
 /** Returns the typed settings of a group that differ from its present settings, or null if no setting differs or a value is wrong. */
-export function groupChange(group, { weight, cpus }) {
+export function groupChange(group, typed) {
+  const before = typedSettings(group);
   const found = {};
-  const wanted = Number(weight);
-  if (!(wanted > 0)) return null;
-  if (wanted !== group.weight) found.weight = wanted;
-  const before = group.maximum.cpu_milli ?? -1;
-  const most = cpus.trim() ? Math.round(1000 * Number(cpus)) : -1;
-  if (Number.isNaN(most)) return null;
-  if (most !== before) found.maximum = { cpu_milli: most };
+  const weight = Number(typed.weight);
+  if (!(weight > 0)) return null;
+  if (typed.weight !== before.weight && weight !== group.weight) found.weight = weight;
+  for (const kind of ["minimum", "maximum"]) {
+    for (const [name, , unit] of LIMITS) {
+      const text = typed[kind][name].trim();
+      if (text === before[kind][name]) continue;
+      const amount = text ? Math.round(unit * Number(text)) : -1; // -1 removes a limit
+      if (Number.isNaN(amount) || (text && amount < 0)) return null;
+      if (amount !== (group[kind][name] ?? -1)) (found[kind] ??= {})[name] = amount;
+    }
+  }
   return Object.keys(found).length ? found : null;
 }

@@ -5,7 +5,7 @@ import { useEffect, useRef, useState } from "./vendor/hooks.mjs";
 import htm from "./vendor/htm.mjs";
 import { effect } from "./vendor/signals.mjs";
 import { call, identity, news } from "./api.js";
-import { percent, visible } from "./format.js";
+import { dimension, percent, visible } from "./format.js";
 import { go, set, setting } from "./place.js";
 
 const shown = (value) => (typeof value === "string" ? visible(value) : value);
@@ -179,7 +179,8 @@ function Preview({ action }) {
     ["share now", (each) => part(each.share_now)],
     ["entitled before", (each) => part(each.before)],
     ["entitled after", (each) => part(each.after)],
-    ["more than the new limit", (each) => each.exceeded.join(", ") || "no"],
+    ["more than the new maximum", (each) => each.exceeded.map(dimension).join(", ") || "no"],
+    ["less than the new minimum", (each) => each.below_minimum.map(dimension).join(", ") || "no"],
   ];
   if (found.error?.status === 404) return null; // an older resource manager has no previews
   return html`<${Shown} found=${found}>${(data) => html`<p>${data.summary}</p>

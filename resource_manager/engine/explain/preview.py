@@ -60,6 +60,8 @@ class SharePreview:
         after: the share to which the group would be entitled after the action.
         exceeded: the dimensions in which the group would use more than its new maximum. The group
             would keep its slots, and its requests would wait.
+        below_minimum: the dimensions in which the group would use less than its new minimum. Its
+            waiting requests would be served first.
     """
 
     group: str
@@ -67,6 +69,7 @@ class SharePreview:
     before: float
     after: float
     exceeded: tuple[str, ...] = ()
+    below_minimum: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +188,17 @@ class Previews:
         exceeded = tuple(
             name for name, most in sorted(changed.maximum.items()) if used_of(flow, name) > most
         )
+        below = tuple(
+            name for name, least in sorted(changed.minimum.items()) if used_of(flow, name) < least
+        )
         whole = tree.root.rate
         shares = []
         for name, each in sorted(tree.groups.items()):
             old, new = before.get(each.id, 0.0), after.get(each.id, 0.0)
             if name == event.name or old != new:
                 now = each.rate / whole if whole else 0.0
-                shares.append(SharePreview(name, now, old, new, exceeded if each is flow else ()))
+                limits = (exceeded, below) if each is flow else ((), ())
+                shares.append(SharePreview(name, now, old, new, *limits))
         return Preview(shares=shares)
 
     def _moved(self, slots: Iterable[Slot], executor_id: str) -> Preview:

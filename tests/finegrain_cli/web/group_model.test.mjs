@@ -1,7 +1,7 @@
 // Unit tests of the view of groups: node --test tests/finegrain_cli/web
 import assert from "node:assert/strict";
 import test from "node:test";
-import { groupChange, useLines } from "../../../finegrain_cli/web/page/group_model.js";
+import { groupChange, typedSettings, useLines } from "../../../finegrain_cli/web/page/group_model.js";
 
 const NAMES = { used: "measured_cpu_milli", allocated: "cpu_milli" };
 const SAMPLES = [
@@ -23,11 +23,25 @@ test("a far limit and an unknown total have no line", () => {
 });
 
 test("a change of a group has only what differs", () => {
-  const group = { weight: 2, maximum: { cpu_milli: 4000 } };
-  assert.equal(groupChange(group, { weight: "2", cpus: "4" }), null);
-  assert.deepEqual(groupChange(group, { weight: "3", cpus: "4" }), { weight: 3 });
-  assert.deepEqual(groupChange(group, { weight: "2", cpus: "" }), { maximum: { cpu_milli: -1 } });
-  assert.deepEqual(groupChange({ weight: 1, maximum: {} }, { weight: "1", cpus: "0.5" }), { maximum: { cpu_milli: 500 } });
-  assert.equal(groupChange(group, { weight: "", cpus: "4" }), null);
-  assert.equal(groupChange(group, { weight: "3", cpus: "x" }), null);
+  const group = { weight: 2, minimum: { slots: 3 }, maximum: { cpu_milli: 4500, memory_bytes: 2 ** 31 } };
+  const typed = typedSettings(group);
+  assert.deepEqual(typed, {
+    weight: "2", minimum: { cpu_milli: "", memory_bytes: "", slots: "3" }, maximum: { cpu_milli: "4.5", memory_bytes: "2", slots: "" },
+  });
+  const change = (more) => groupChange(group, { ...typed, ...more });
+  assert.equal(change({}), null);
+  assert.deepEqual(change({ weight: "3" }), { weight: 3 });
+  assert.equal(change({ weight: "2.0" }), null);
+  assert.deepEqual(change({ maximum: { ...typed.maximum, cpu_milli: "" } }), { maximum: { cpu_milli: -1 } });
+  assert.deepEqual(change({ maximum: { cpu_milli: "0.5", memory_bytes: "1.5", slots: "0" } }), {
+    maximum: { cpu_milli: 500, memory_bytes: 1.5 * 2 ** 30, slots: 0 },
+  });
+  assert.deepEqual(change({ minimum: { ...typed.minimum, slots: "", cpu_milli: "2" } }), { minimum: { cpu_milli: 2000, slots: -1 } });
+});
+
+test("a wrong value is no change", () => {
+  const group = { weight: 2, minimum: {}, maximum: {} };
+  const typed = typedSettings(group);
+  for (const weight of ["", "0", "-1", "x"]) assert.equal(groupChange(group, { ...typed, weight }), null);
+  for (const slots of ["x", "-1"]) assert.equal(groupChange(group, { ...typed, maximum: { ...typed.maximum, slots } }), null);
 });

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -46,6 +47,11 @@ def served() -> Iterator[Served]:
         yield served
 
 
+def shown(text: str) -> str:
+    """Returns a text as the page shows it: hidden characters are replaced."""
+    return text.replace("\x1b", "\u241b").replace("\x07", "\u2407").replace("\u202e", "\ufffd")
+
+
 def problems(browser: Browser) -> list[str]:
     """Returns the problems that axe finds in the page: each with its rule and the first element."""
     browser.run(AXE.read_text())
@@ -85,7 +91,8 @@ def test_texts_never_become_markup(browser: Browser) -> None:
     with serving(PageCluster(hosts=5, texts=HOSTILE)) as served:
         browser.open(served.address())
         browser.shows("rack")
-        for path, text in VIEWS.items():
+        chain = f"/jobs/job-0001?chain={quote(f'sink {HOSTILE}')}"
+        for path, text in {**VIEWS, chain: "Chain sink"}.items():
             browser.visit(path)
             browser.shows(text)
             if path not in ("/", "/requests/request-1"):
@@ -98,6 +105,14 @@ def test_texts_never_become_markup(browser: Browser) -> None:
             title, elements, texts = found
             assert (path, title, elements) == (path, "finegrain", 0)
             assert not {"\x1b", "\x07", "\u202e"} & set(texts), path
+        browser.visit("/groups")
+        browser.click("button.plain", f"▸ vision {shown(HOSTILE)}")
+        browser.shows("Minimum (reserved)")
+        browser.run("document.querySelector('fieldset input').focus()")
+        browser.press("5")
+        browser.click("button", "Change")
+        browser.shows("Change group vision <img", "expected printable text")
+        assert browser.run("return document.querySelectorAll('img, main script').length") == 0
         assert browser.errors() == []
 
 

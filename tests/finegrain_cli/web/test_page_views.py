@@ -275,6 +275,12 @@ def test_a_new_weight_shows_the_shares_before_and_after(browser: Browser, served
     browser.press(Keys.BACKSPACE, "3")
     browser.click("button", "Change")
     browser.shows("Change group vision?", "changes one share", "20.0 %", "30.0 %")
+    browser.press(Keys.ESCAPE)
+    browser.lacks("dialog")
+    browser.run("document.querySelectorAll('fieldset input')[0].focus()")
+    browser.press(Keys.BACKSPACE, "5")
+    browser.click("button", "Change")
+    browser.shows("less than the new minimum", "cpu, slots")
 
 
 def test_a_device_can_be_cordoned(browser: Browser, served: Served) -> None:

@@ -90,11 +90,14 @@ async def test_a_weight_says_the_shares_before_and_after(rm: RunningRm) -> None:
         async with client(rm) as cluster:
             heavier = await cluster.preview("SET_GROUP", group="low", weight=4)
             lower = await cluster.preview("SET_GROUP", group="low", maximum={"slots": 0})
+            higher = await cluster.preview("SET_GROUP", group="low", minimum={"slots": 2})
             weights = {each.name: each.weight for each in (await cluster.groups()).groups}
     shares = {each.group: (each.before, each.after) for each in heavier.shares}
     assert shares == {"low": (0.2, 0.5), "medium": (0.8, 0.5)}
     assert heavier.summary == "shares: low 20.0% to 50.0%, medium 80.0% to 50.0%"
     assert [(each.group, each.exceeded) for each in lower.shares] == [("low", ("slots",))]
+    assert [(each.group, each.below_minimum) for each in higher.shares] == [("low", ("slots",))]
+    assert higher.summary == "no share changes now; below the new minimum: slots"
     assert weights["low"] == 1
 
 
@@ -106,9 +109,10 @@ async def test_a_weight_says_the_shares_before_and_after(rm: RunningRm) -> None:
         ("CORDON", {"executor_id": "host-a"}, "device"),
         ("RELEASE", {}, "1 to 1000"),
         ("END_JOB", {"job_id": "a b"}, "job_id"),
-        ("SET_GROUP", {"group": "default"}, "weight, or maximum"),
+        ("SET_GROUP", {"group": "default"}, "weight, maximum or minimum"),
         ("SET_GROUP", {"group": "default", "weight": -1}, "weight is -1"),
         ("SET_GROUP", {"group": "default", "maximum": {"gpu": 1}}, "gpu"),
+        ("SET_GROUP", {"group": "default", "minimum": {"gpu": 1}}, "gpu"),
     ],
 )
 async def test_what_is_wrong_is_named(

@@ -5,7 +5,7 @@ import { Chart } from "../chart.js";
 import { cluster } from "../cluster.js";
 import { amounts, bytes, count, cpu, memory, percent } from "../format.js";
 import { useState } from "../vendor/hooks.mjs";
-import { groupChange, useLines } from "../group_model.js";
+import { LIMITS, groupChange, typedSettings, useLines } from "../group_model.js";
 import { Action, Link, Shown, html, mayChange, useData } from "../parts.js";
 import { set, setting } from "../place.js";
 
@@ -62,15 +62,15 @@ function Opened({ group }) {
     }}<//></section>`;
 }
 
-/** Changes the weight and the largest cpu of a group. The dialog shows the shares before and after. */
+/** Changes the weight and the limits of a group. The dialog shows the shares before and after. */
 function Change({ group }) {
-  const before = { weight: String(group.weight), cpus: group.maximum.cpu_milli ? cpu(group.maximum.cpu_milli) : "" };
-  const [typed, set] = useState(before);
-  const type = (name) => (event) => set({ ...typed, [name]: event.target.value });
+  const [typed, set] = useState(typedSettings(group));
   const body = groupChange(group, typed);
+  const limits = (kind, legend) => html`<fieldset><legend>${legend}</legend>${LIMITS.map(([name, words]) => html`
+    <label key=${name}>${words} <input type="number" min="0" step="any" value=${typed[kind][name]} onInput=${(event) => set({ ...typed, [kind]: { ...typed[kind], [name]: event.target.value } })} /></label>`)}</fieldset>`;
   return html`<div class="controls">
-    <label>Weight <input type="number" min="0.001" max="1000000" step="any" value=${typed.weight} onInput=${type("weight")} /></label>
-    <label>At most cpus (empty: no limit) <input type="number" min="0" step="any" value=${typed.cpus} onInput=${type("cpus")} /></label>
+    <label>Weight <input type="number" min="0.001" max="1000000" step="any" value=${typed.weight} onInput=${(event) => set({ ...typed, weight: event.target.value })} /></label>
+    ${limits("minimum", "Minimum (reserved)")}${limits("maximum", "Maximum (empty: no limit)")}
     ${body && html`<${Action} label="Change" question=${`Change group ${group.name}?`} method="PATCH" path=${`/v1/groups/${encodeURIComponent(group.name)}`}
       body=${body} preview=${{ action: "SET_GROUP", group: group.name, ...body }} />`}</div>`;
 }

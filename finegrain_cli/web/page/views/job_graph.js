@@ -150,7 +150,7 @@ function Subtasks({ chain }) {
     ["state", (task) => task.state],
     ["command", (task) => html`<code>${task.argv.join(" ")}</code>`],
   ];
-  return html`<section class="panel" aria-label=${`Chain ${chain.name}`}><h3>${chain.name}</h3>
+  return html`<section class="panel" aria-label=${`Chain ${chain.name}`}><h3>Chain ${chain.name}</h3>
     <ul>${quotas(chain).map((each) => html`<li key=${each.id}>${each.id}: managed memory ${bytes(each.used_bytes)} used of ${bytes(each.quota_bytes)}</li>`)}</ul>
     <${Table} caption=${chain.subtasks.length > SUBTASKS_MAX ? `The first ${SUBTASKS_MAX} of ${chain.subtasks.length} subtasks` : count(chain.subtasks.length, "subtask")} columns=${columns} rows=${chain.subtasks.slice(0, SUBTASKS_MAX)} empty="No task of this chain is known." id="task_id" /></section>`;
 }
