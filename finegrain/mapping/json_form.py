@@ -267,7 +267,7 @@ class JsonCodec:
             item = f"f{at}"
             values.append(each.argument(item))
             if each.name not in read:
-                body.append(f"{item} = {_default(source, each)}")
+                body.append(f"{item} = {source.default(each)}")
                 continue
             if each.name in form.inline.split():
                 body.append(f"{item} = {source.bind(self._reader(each.hint), 'read')}(data, w)")
@@ -287,7 +287,7 @@ class JsonCodec:
             if each.required:
                 body.append(f"    {source.bind(required, 'required')}(w, {key!r})")
             else:
-                body.append(f"    {item} = {_default(source, each)}")
+                body.append(f"    {item} = {source.default(each)}")
             body += self._checked(source, each, item, key)
         body.append(f"return {source.bind(kind, 'kind')}({', '.join(values)})")
         return cast("Reader", source.compile("read(data, w)", body))
@@ -356,12 +356,6 @@ def _differs(source: Source, each: Attribute, item: str) -> str:
     if not default and not each.optional:  # test the truth value, because some types compare slowly
         return item
     return f"({item}) != {source.bind(default, 'default')}"
-
-
-def _default(source: Source, each: Attribute) -> str:
-    if each.default is not MISSING:
-        return source.bind(each.default, "default")
-    return f"{source.bind(each.default_factory, 'factory')}()"
 
 
 CPU_LIST = JsonForm(write=str, read=read_cpu_list)

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Iterable
+from dataclasses import MISSING
 from itertools import count
 from typing import Any
+
+from finegrain.mapping.fields import Attribute, MappingError
 
 _numbers = count(1)
 
@@ -29,6 +32,18 @@ class Source:
         name = f"_{hint}_{len(self._names)}"
         self._names[name] = value
         return name
+
+    def default(self, each: Attribute) -> str:
+        """Returns source code for the default of a field.
+
+        Raises:
+            MappingError: the field has no default.
+        """
+        if each.required:
+            raise MappingError(f"{each.name} has no default")
+        if each.default is MISSING:
+            return f"{self.bind(each.default_factory, 'factory')}()"
+        return self.bind(each.default, "default")
 
     def compile(self, signature: str, body: Iterable[str]) -> Callable[..., Any]:
         """Returns the function with this signature ("name(parameters)") and body.

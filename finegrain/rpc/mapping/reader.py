@@ -174,9 +174,9 @@ class Reader:
                 value = f"{source.bind(exception.convert, 'convert')}(_message)"
             elif each.name in reading.given.split():
                 value = each.name
-                parameters.append(value if each.required else f"{value}={_default(source, each)}")
+                parameters.append(value if each.required else f"{value}={source.default(each)}")
             elif each.name in reading.kept.split():
-                value = _default(source, each)
+                value = source.default(each)
             else:
                 convert = exception.convert if isinstance(exception, Via) else None
                 path = exception.path if isinstance(exception, Via) else exception
@@ -304,11 +304,3 @@ def _access(path: str, parents: dict[str, str]) -> tuple[str, str]:
         return "_message", f"_message.{name}"
     local = parents.setdefault(parent, f"_message_{parent.replace('.', '_')}")
     return local, f"{local}.{name}"
-
-
-def _default(source: Source, each: Attribute) -> str:
-    if each.required:
-        raise MappingError(f"{each.name} has no default")
-    if callable(each.default_factory):
-        return f"{source.bind(each.default_factory, 'factory')}()"
-    return source.bind(each.default, "default")
