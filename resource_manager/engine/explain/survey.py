@@ -8,13 +8,20 @@ A survey takes a few microseconds per host. Costly constraints are checked on at
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from finegrain.resources import Amounts, total_of_shared
 from finegrain.values.explanations import Dimension
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.placement.constraint import Blocker, Constraint, HostView
+from resource_manager.engine.placement.constraint import (
+    NO_OBSTACLE,
+    Blocker,
+    Constraint,
+    HostView,
+    Obstacle,
+)
 from resource_manager.engine.placement.fit import AMOUNTS, AVAILABLE, LABELS, Fit, Verdict
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
@@ -69,7 +76,9 @@ class Survey:
     fitting: int = 0
     refused: bool = False
     promising: Distance | None = None
-    blocked_only_by: dict[Constraint, list[Distance]] = field(default_factory=dict)
+    blocked_only_by: defaultdict[Constraint, list[Distance]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     unchecked: int = 0
     candidates: list[Host] = field(default_factory=list)
     _checked: int = 0
@@ -131,12 +140,10 @@ class Survey:
 
     def _compare(self, host: Host) -> None:
         fit, host_id, free = self.fit, host.host_id, host.free()
-        at = HostView(host, free, host.slots_left(), owns_reservation=host_id in self.own)
-        # Missing amounts are compared without objects of obstacles, because most hosts lack only
-        # amounts.
         requested = fit.requested(host)
-        shortage = AMOUNTS.shortage(fit.request, requested, at)
-        obstacles = fit.obstacles_besides_amounts(requested, at)
+        # Missing amounts are compared without objects, because most hosts lack only amounts.
+        shortage = AMOUNTS.shortage(fit.request, requested, free, host.total)
+        obstacles = self._obstacles_besides_amounts(host)
         too_small, lack = shortage or (False, 0)
         is_known = True
         # Costly checks are made in two cases: there is no other obstacle, or missing labels are the
@@ -149,7 +156,7 @@ class Survey:
             is_known = self._checked < COSTLY_CHECKS_MAX
             if is_known:
                 self._checked += 1
-                obstacles += fit.costly_obstacles(at)
+                obstacles += fit.costly_obstacles(self.view(host_id))
             else:
                 self.unchecked += 1
                 # An unchecked host gets the smallest possible lack, which is 1. So the host comes
@@ -165,7 +172,7 @@ class Survey:
         self.distances.append(distance)
         if shortage is not None:
             if not obstacles:
-                self._is_blocked_only_by(AMOUNTS, distance)
+                self.blocked_only_by[AMOUNTS].append(distance)
         elif not obstacles:
             self.candidates.append(host)
             self.fitting += is_known
@@ -173,7 +180,7 @@ class Survey:
         # not counted. Obstacles are sorted by constraint, so the first and the last obstacle show
         # whether all obstacles have the same constraint.
         elif is_known and obstacles[0].constraint is obstacles[-1].constraint:
-            self._is_blocked_only_by(obstacles[0].constraint, distance)
+            self.blocked_only_by[obstacles[0].constraint].append(distance)
         if not is_usable:
             return
         self.usable += 1
@@ -191,5 +198,7 @@ class Survey:
         ):
             self.promising = distance
 
-    def _is_blocked_only_by(self, constraint: Constraint, distance: Distance) -> None:
-        self.blocked_only_by.setdefault(constraint, []).append(distance)
+    def _obstacles_besides_amounts(self, host: Host) -> tuple[Obstacle, ...]:
+        if self.fit.only_amounts_matter(host):
+            return NO_OBSTACLE
+        return self.fit.obstacles_besides_amounts(self.view(host.host_id))

@@ -54,6 +54,8 @@ from resource_manager.engine.placement.neighbor_constraint import NEIGHBORS
 class Available(Constraint):
     """The executor is registered, can be reached, and is not being drained."""
 
+    met_if_open = True
+
     def obstacles(
         self, request: ResourceRequest, requested: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
@@ -140,17 +142,23 @@ class EnoughFree(Constraint):
         return found
 
     def shortage(
-        self, request: ResourceRequest, requested: Amounts, at: HostView
+        self, request: ResourceRequest, requested: Amounts, free: Amounts, total: Amounts
     ) -> tuple[bool, int] | None:
         """Returns the values of `obstacles` that order hosts: whether the host is too small even
         when empty, and the largest lack. Returns None if there is no obstacle.
         """
-        short = _short(requested, at)
-        if short or not requested:
-            too_small = self._is_too_small(request, requested, at, short)
-            if short or too_small:
-                return too_small, max(short.values(), default=0)
-        return None
+        if not requested:
+            return (True, 0) if request.profile is None else None
+        too_small, largest, is_short = False, 0, False
+        for name, amount in requested.items():
+            there = free.get(name, 0)
+            # The same test as in `_short`, without a dict for each host.
+            if there < amount and not name.startswith(DEVICE_PREFIX):
+                is_short = True
+                lack = (amount - there) * MILLION // amount
+                largest = max(largest, lack)
+                too_small = too_small or total.get(name, 0) < amount
+        return (too_small, largest) if is_short else None
 
     def _is_too_small(
         self, request: ResourceRequest, requested: Amounts, at: HostView, short: Amounts
@@ -160,10 +168,7 @@ class EnoughFree(Constraint):
         if not requested:
             return request.profile is None
         total = at.total
-        for name in short:  # noqa: SIM110 -- `any` takes longer, and this runs for every host
-            if total.get(name, 0) < requested[name]:
-                return True
-        return False
+        return any(total.get(name, 0) < requested[name] for name in short)
 
     def text(self, obstacle: Obstacle, requested: Amounts, at: HostView) -> str:
         """See `Constraint`."""
@@ -228,6 +233,7 @@ class EnoughFree(Constraint):
 class SlotsLeft(Constraint):
     """The host can have one more slot."""
 
+    met_if_open = True
     has_columns = True
     is_counted = True
     columns = (SLOTS,)
@@ -257,6 +263,7 @@ class SlotsLeft(Constraint):
 class NotRefused(Constraint):
     """The executor has not refused an equal slot recently."""
 
+    met_if_open = True
     phrase = "refused an equal slot recently and is tried again later"
 
     def obstacles(
@@ -271,6 +278,7 @@ class NotRefused(Constraint):
 class NotReserved(Constraint):
     """The free capacity is not reserved for other owners."""
 
+    met_if_open = True
     phrase = "has room, but it is reserved for a starved request"
 
     def obstacles(
@@ -383,6 +391,9 @@ class Fit:
         self._besides_amounts = [
             each.obstacles for each in applying if not each.costly and each is not AMOUNTS
         ]
+        self._matters_if_open = any(
+            not (each.costly or each.met_if_open or each is AMOUNTS) for each in applying
+        )
         self._costly = [each for each in applying if each.costly]
         self._of_size = [each for each in applying if each.of_size]
         # the booking on hosts with one memory pool, and on hosts with separate pools
@@ -411,13 +422,19 @@ class Fit:
                 found += more
         return found
 
-    def obstacles_besides_amounts(self, requested: Amounts, at: HostView) -> tuple[Obstacle, ...]:
+    def obstacles_besides_amounts(self, at: HostView) -> tuple[Obstacle, ...]:
         """Returns the obstacles of `cheap_obstacles`, except for those of `EnoughFree`."""
-        request, found = self.request, NO_OBSTACLE
+        request, requested, found = self.request, self.requested(at.host), NO_OBSTACLE
         for obstacles in self._besides_amounts:
             if more := obstacles(request, requested, at):
                 found += more
         return found
+
+    def only_amounts_matter(self, host: Host) -> bool:
+        """Returns True if certainly no constraint except `EnoughFree` and costly constraints has an
+        obstacle on the host in its present state. This is a cheap check, and true for most hosts.
+        """
+        return not self._matters_if_open and host.is_open
 
     def costly_obstacles(self, at: HostView) -> tuple[Obstacle, ...]:
         """Returns the obstacles of all costly constraints."""

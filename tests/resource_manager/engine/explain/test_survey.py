@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -11,7 +12,8 @@ from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.values.states import ExecutorState
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.explain.survey import Survey
-from resource_manager.engine.model.entities import RequestSpec
+from resource_manager.engine.hosts.notes import Refusal, ReservedCapacity
+from resource_manager.engine.model.entities import RequestSpec, Slot
 from resource_manager.engine.placement.constraint import Blocker
 from resource_manager.engine.placement.fit import LABELS, Verdict
 from tests.resource_manager.engine.placement.test_placing import (
@@ -24,7 +26,9 @@ from tests.resource_manager.engine.placement.test_placing import (
 from tests.support.engine_cluster import FakeExecutor
 from tests.support.properties import examples
 
-moods = st.sampled_from(["", "", "", "draining", "unreachable", "lost", "full", "busy"])
+moods = st.sampled_from(
+    ["", "", "", "draining", "unreachable", "lost", "full", "busy", "refused", "reserved", "limit"]
+)
 
 
 def distance(one: Verdict) -> tuple[int, int, str]:
@@ -43,14 +47,22 @@ def test_a_glance_and_a_judgement_agree(
     described: Any, mooded: list[str], profile: ResourceProfile | None, labels: Any
 ) -> None:
     cluster = cluster_of(described)
+    shape = cluster.state.queue.class_of(RequestSpec("", profile, required_labels=labels))
     for host, mood in zip(cluster.state.hosts.values(), mooded, strict=False):
         host.executor.draining = mood == "draining"
         host.reach.unreachable = mood == "unreachable"
         if mood == "lost":
             host.executor.state = ExecutorState.LOST
+        if mood == "refused":
+            host.refusals[shape.key] = Refusal(failures=1, until_ms=1 << 60, state_seen=None)
+        if mood == "reserved":
+            host.reserved = ReservedCapacity({"cpu_milli": 16_000}, 1, {})
+        if mood == "limit":
+            registration = host.executor.registration
+            host.executor.registration = replace(registration, slots_max=1)
+            host.slots["other", 1] = Slot("other", 1, "job", host.host_id, ResourceProfile(0), 0, 0)
         if mood in {"full", "busy"}:
             host.book(host.booking_of(ResourceProfile(3_900, 100 * MIB)), 1)
-    shape = cluster.state.queue.class_of(RequestSpec("", profile, required_labels=labels))
     survey = Survey.of(cluster.state.hosts.values(), shape)
     judged = sorted((survey.verdict(name) for name in survey.hosts), key=distance)
     usable = [
