@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from finegrain_client.types.status import OutputChunk, StreamName
@@ -61,26 +62,38 @@ class Output:
         """Returns the end of a stream."""
         return self._tails.get(stream, b"")
 
-    def publish(self) -> None:
+    @property
+    def has_files(self) -> bool:
+        """True if the attempt has written output to files."""
+        return self._folder is not None and bool(self._begun)
+
+    def publish(self) -> bool:
         """Makes the files of this attempt the files of its thread. Call this only for the attempt
         that counts as the result.
+
+        Returns:
+            True if the folder has changed.
 
         Raises:
             OSError: the files cannot be written.
         """
         if self._folder is None:
-            return
+            return False
+        has_changed = bool(self._begun)
         for stream in STREAMS:
             final = self._folder / f"{self._thread}.{stream}"
             if stream not in self._begun:
                 # an earlier attempt may have left this file, although its result was not recorded
-                final.unlink(missing_ok=True)
+                with suppress(FileNotFoundError):
+                    final.unlink()
+                    has_changed = True
                 continue
             part = self._part(self._folder, stream)
             with part.open("rb") as file:
                 # Sync the content before the rename. A file with its final name is then complete.
                 os.fdatasync(file.fileno())
             part.rename(final)
+        return has_changed
 
     def discard(self) -> None:
         """Deletes the files of this attempt."""
@@ -100,10 +113,16 @@ def publish_all(folder: Path | None, outputs: Sequence[Output]) -> None:
     """
     if folder is None or not outputs:
         return
-    with ThreadPoolExecutor(min(len(outputs), SYNCS_AT_ONCE)) as pool:
-        # Submit all calls before the first wait. Otherwise the calls would run one after the other.
-        for done in [pool.submit(each.publish) for each in outputs]:
-            done.result()
+    # An attempt without output needs no sync of a file, and so no thread.
+    has_changed = [each.publish() for each in outputs if not each.has_files]
+    if written := [each for each in outputs if each.has_files]:
+        with ThreadPoolExecutor(min(len(written), SYNCS_AT_ONCE)) as pool:
+            # Submit all calls before the first wait. Otherwise the calls would run one after the
+            # other.
+            published = [pool.submit(each.publish) for each in written]
+            has_changed += [each.result() for each in published]
+    if not any(has_changed):
+        return
     # The renames are durable only after a sync of the folder.
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

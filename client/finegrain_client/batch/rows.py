@@ -25,7 +25,6 @@ class SubmittedRow:
 
     first_index: int
     count: int
-    taken_in: bool = False
 
 
 @dataclass(frozen=True, slots=True)

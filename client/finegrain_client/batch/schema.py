@@ -29,7 +29,7 @@ create table asked (
     job integer not null references jobs,
     first_index integer not null,
     count integer not null,
-    taken_in integer not null default 0,
+    taken_in integer not null default 0, -- runners of version 0.2 write this column
     primary key (job, first_index)
 ) without rowid;
 create table attempts (

@@ -246,10 +246,11 @@ class Session:
     async def _write(self, actions: Actions) -> None:
         changes = actions.changes
         self._notify(self, changes)
-        outputs = [self._outputs.pop(key, None) for key in actions.publish]
-        await self._on_disk(
-            partial(self._write_now, changes, [each for each in outputs if each is not None])
-        )
+        popped = [self._outputs.pop(key, None) for key in actions.publish]
+        outputs = [each for each in popped if each is not None]
+        # Often a message changes nothing that must be written, and a thread costs time.
+        if changes or outputs:
+            await self._on_disk(partial(self._write_now, changes, outputs))
         for key in actions.discard:
             if (output := self._outputs.pop(key, None)) is not None:
                 output.discard()
@@ -323,7 +324,6 @@ class Session:
                 return
             error = refusal
         else:
-            await self._on_disk(partial(self._state.taken_in, self.row.number, first))
             return
         self._inbox.put_nowait(SubmissionFailed(first, count, error))
 
@@ -345,8 +345,6 @@ class Session:
             if new is None:
                 raise
             agreed, refused = [False] * len(pairs), SubmissionFailed(*new, error)
-        if new is not None and refused is None:
-            await self._on_disk(partial(self._state.taken_in, self.row.number, new[0]))
         answers = [(*pair, each) for pair, each in zip(pairs, agreed, strict=True)]
         self._inbox.put_nowait(ReuseAnswered(answers))
         # Send the answers first: the answers make the members wait again, and the refusal then

@@ -161,19 +161,6 @@ class StateFile:
                 (number,),
             )
 
-    def taken_in(self, job: int, first_index: int) -> None:
-        """Records that submitted requests are durable at the resource manager.
-
-        Raises:
-            ConfigurationError: STORE_CORRUPT. The file is damaged or is not a state file.
-            FinegrainError: STORE_UNAVAILABLE or DISK_FULL. The file cannot be read or written.
-        """
-        with sqlite_file.named(self.path, "batch"), self._connection as connection:
-            connection.execute(
-                "update asked set taken_in = 1 where job = ? and first_index = ?",
-                (job, first_index),
-            )
-
     def write(self, job: int, changes: Changes) -> None:
         """Writes all changes in one transaction.
 
@@ -284,9 +271,9 @@ class StateFile:
 
     def _read_job(self, known: Known, number: int) -> None:
         known.submitted = [
-            SubmittedRow(first, count, bool(taken_in))
-            for first, count, taken_in in self._connection.execute(
-                "select first_index, count, taken_in from asked where job = ? order by first_index",
+            SubmittedRow(first, count)
+            for first, count in self._connection.execute(
+                "select first_index, count from asked where job = ? order by first_index",
                 (number,),
             )
         ]
