@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 from finegrain.errors import InvalidArgument
@@ -106,11 +107,16 @@ def hide_secrets(
 ) -> MutableMapping[str, Any]:
     """Hides each value whose name marks it as secret. Hashes of secrets are not hidden."""
     for key in event:
-        lowered = key.lower()
-        if any(word in lowered for word in _SECRET_WORDS) and not lowered.endswith(_HASHED_SUFFIX):
+        if _is_secret(key):
             # Changing a value during the loop is safe, because the set of keys does not change.
             event[key] = HIDDEN
     return event
+
+
+@lru_cache(1024)
+def _is_secret(key: str) -> bool:
+    lowered = key.lower()
+    return any(word in lowered for word in _SECRET_WORDS) and not lowered.endswith(_HASHED_SUFFIX)
 
 
 def _renderers(form: str) -> list[Any]:

@@ -58,6 +58,7 @@ class Journal:
         # A power cut can destroy the line about a start, but not a later line about the same task.
         # Ignore such a task.
         self.entries = {name: entry for name, entry in self.entries.items() if "start" in entry}
+        self._running = {name for name, entry in self.entries.items() if "end" not in entry}
 
     @staticmethod
     def create(directory: Path, name: str, tasks: int) -> int:
@@ -111,15 +112,15 @@ class Journal:
         Raises:
             OSError: the disk has no space.
         """
-        running = sum("end" not in entry for entry in self.entries.values()) + 1
         line = _encode({"task": task_id, "start": record})
-        needed = self._size + len(line) + running * _RESERVED_BYTES
+        needed = self._size + len(line) + (len(self._running) + 1) * _RESERVED_BYTES
         if needed > self._reserved:
             try:
                 self._reserve(needed + _CHUNK_BYTES)
             except OSError:
                 self._reserve(needed)
         self.entries[task_id] = {"start": record}
+        self._running.add(task_id)
         self._append(line)
 
     def add(self, task_id: str, fact: str, content: dict[str, Any]) -> None:
@@ -129,11 +130,14 @@ class Journal:
             OSError: the disk has no space.
         """
         self.entries.setdefault(task_id, {})[fact] = content
+        if fact == "end":
+            self._running.discard(task_id)
         self._write({"task": task_id, fact: content})
 
     def forget(self, task_id: str) -> None:
         """Records that no data about an ended task is needed any more."""
         if self.entries.pop(task_id, None) is not None:
+            self._running.discard(task_id)
             with suppress(OSError):  # after an error, a later helper reports the end again
                 self._write({"task": task_id, "forget": True})
             # A journal without tasks is useless if its supervisor has ended.

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from finegrain import errors
 from finegrain.errors import FinegrainError, Reason
-from task_executor.helper.protocol import FRAME_BYTES_MAX, Fault, encode
+from task_executor.helper.protocol import FRAME_BYTES_MAX, Fault, decode, encode, frames
 from task_executor.helper.server import peer_uid, socket_address
 from task_executor.host import helper_messages
 from task_executor.host.helper_messages import (
@@ -73,6 +73,7 @@ ANSWER_S = 90.0  # maximum time for an answer; longer than all deadlines of the 
 MOVE_S = 3_600.0
 _BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.05, 1.0
 _INPUT_CHUNK_BYTES = 128 << 10
+_RECEIVE_BYTES = 1 << 18
 _EVENTS_MAX = 100_000
 _NOT_ASKED = "it is not known yet whether the helper can close device files"
 _EARLIER_VERSION = "the helper has an earlier version; restart it"
@@ -457,8 +458,9 @@ class HelperClient:
             try:
                 # Limit only the wait for a connection, because the helper can need longer for the
                 # call.
-                async with asyncio.timeout(deadline_s):
-                    await self._connected.wait()
+                if not self._connected.is_set():
+                    async with asyncio.timeout(deadline_s):
+                        await self._connected.wait()
                 return await self._ask(verb, args, answer_s)
             except ConnectionError as error:
                 if not repeat:
@@ -521,21 +523,29 @@ class HelperClient:
             await asyncio.sleep(backoff_s)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
+        received = bytearray()
         while True:
             try:
-                size = int.from_bytes(await reader.readexactly(4), "big")
-                if size > FRAME_BYTES_MAX:
-                    return
-                message = json.loads(await reader.readexactly(size))
-            except (asyncio.IncompleteReadError, OSError, ValueError):
+                # One read often returns several frames.
+                data = await reader.read(_RECEIVE_BYTES)
+                received += data
+                messages = [decode(body) for body in frames(received)]
+            # After invalid data, it is unknown where the next frame starts.
+            except (OSError, Fault):
                 return
-            if "event" in message:
-                self._publish(helper_messages.event(message))
-            elif (call := self._calls.get(message["id"])) and not call.done():
-                if message["ok"]:
-                    call.set_result(message["result"])
-                else:
-                    call.set_exception(_error(message["error"]))
+            for message in messages:
+                self._receive(message)
+            if not data:
+                return
+
+    def _receive(self, message: dict[str, Any]) -> None:
+        if "event" in message:
+            self._publish(helper_messages.event(message))
+        elif (call := self._calls.get(message["id"])) and not call.done():
+            if message["ok"]:
+                call.set_result(message["result"])
+            else:
+                call.set_exception(_error(message["error"]))
 
     def _publish(self, event: HelperEvent | None) -> None:
         if event is None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import resource
 import struct
 from contextlib import suppress
@@ -20,7 +19,8 @@ from typing import Any
 from task_executor.helper.protocol import expand
 
 # The number of the system call bpf.
-_CALL = {"x86_64": 321, "aarch64": 280}.get(platform.machine(), 0)
+_MACHINE = os.uname().machine
+_CALL = {"x86_64": 321, "aarch64": 280}.get(_MACHINE, 0)
 _LOAD, _ATTACH, _DETACH, _FD_BY_ID, _QUERY = 5, 8, 9, 13, 16  # numbers of the kernel's enum bpf_cmd
 _PROGRAM_TYPE, _ATTACH_TYPE, _ALLOW_MULTI = 15, 6, 2  # numbers of BPF_PROG_TYPE_CGROUP_DEVICE etc.
 _KINDS = {"b": 1, "c": 2}  # types of devices in struct bpf_cgroup_dev_ctx
@@ -117,7 +117,7 @@ def _attached(group: int) -> list[int]:
 
 def _bpf(command: int, request: bytes, *_alive: Any) -> int:
     if not _CALL:
-        raise OSError(errno.ENOSYS, f"devices cannot be filtered on {platform.machine()}")
+        raise OSError(errno.ENOSYS, f"devices cannot be filtered on {_MACHINE}")
     buffer = ctypes.create_string_buffer(request, len(request))
     result = _syscall(ctypes.c_long(_CALL), command, buffer, len(request))
     if result < 0:
