@@ -19,20 +19,25 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from google.protobuf.descriptor import FieldDescriptor
 
 from finegrain.cpuset import CpuSet
+from finegrain.ids import ID_PATTERN
 from finegrain.resources import ResourceProfile
 from finegrain.rpc.mapping.fields import DURATION, TIMESTAMP, is_map, is_repeated
 from finegrain.software_version import software_version
 from finegrain_cli.web.problems import MEDIA_TYPE
-from finegrain_cli.web.requests import entry_of, named_fields, words_of
+from finegrain_cli.web.requests import (
+    DURATION_S_MAX,
+    INTEGER_RANGES,
+    entry_of,
+    named_fields,
+    words_of,
+)
 from finegrain_cli.web.routes import ROUTES, Route
 
-_INTEGER = (
-    FieldDescriptor.CPPTYPE_INT32,
-    FieldDescriptor.CPPTYPE_INT64,
-    FieldDescriptor.CPPTYPE_UINT32,
-    FieldDescriptor.CPPTYPE_UINT64,
-)
 _NUMBER = (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
+PRINTABLE = r"^[^\u0000-\u001f\u007f-\u00a0\u00ad\u2028\u2029]*$"
+"""Pattern of texts in requests. The server refuses some more characters that cannot be printed."""
+_IDS = ("executor_id", "job_id")
+"""Fields in paths that are single ids. Other ids can also be parts of ids, or ranges."""
 
 Schema = dict[str, Any]
 
@@ -79,7 +84,15 @@ def _operation(route: Route, schemas: dict[str, Schema]) -> Schema:
     in_path = re.findall(r"{(\w+)}", route.path)
     described = named_fields(route.request.DESCRIPTOR)
     parameters: list[Schema] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {
+                "type": "string",
+                "pattern": f"^{ID_PATTERN.pattern}$" if name in _IDS else PRINTABLE,
+            },
+        }
         for name in in_path
     ]
     others = {name: field for name, field in described.items() if name not in in_path}
@@ -114,7 +127,9 @@ def _operation(route: Route, schemas: dict[str, Schema]) -> Schema:
         }
     )
     if route.guarded_by:
-        parameters.append({"name": "If-Match", "in": "header", "schema": {"type": "string"}})
+        parameters.append(
+            {"name": "If-Match", "in": "header", "schema": {"type": "string", "minLength": 1}}
+        )
     operation["requestBody"] = {
         "content": {
             "application/json": {
@@ -177,18 +192,26 @@ def _of_one(field: FieldDescriptor, schemas: dict[str, Schema]) -> Schema:
         return _of_message(field.message_type, schemas)
     if field.enum_type is not None:
         return {"enum": list(words_of(field.enum_type))}
-    if field.cpp_type in _INTEGER:
-        return {"type": "integer"}
+    if field.cpp_type in INTEGER_RANGES:
+        low, high = INTEGER_RANGES[field.cpp_type]
+        if field.name == "page_size":
+            low = 0
+        return {"type": "integer", "minimum": low, "maximum": high}
     if field.cpp_type in _NUMBER:
         return {"type": "number"}
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
         return {"type": "boolean"}
-    return {"type": "string"}
+    return {"type": "string", "pattern": PRINTABLE}
 
 
 def _of_message(descriptor: Any, schemas: dict[str, Schema]) -> Schema:
     if descriptor.full_name == DURATION:
-        return {"type": "number", "minimum": 0, "description": "seconds"}
+        return {
+            "type": "number",
+            "minimum": 0,
+            "maximum": DURATION_S_MAX,
+            "description": "seconds",
+        }
     if descriptor.full_name == TIMESTAMP:
         return {"type": "string", "format": "date-time"}
     name = f"{descriptor.name}Message"

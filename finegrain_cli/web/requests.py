@@ -27,7 +27,7 @@ from finegrain.rpc.mapping.fields import (
 )
 
 DURATION_S_MAX = 10 * 366 * 24 * 3600
-_INTEGERS = {
+INTEGER_RANGES = {  # smallest and largest value of each kind of integer
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
     FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
     FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
@@ -171,8 +171,8 @@ def _plain(field: FieldDescriptor, value: Any, where: str) -> Any:
         if not isinstance(value, str) or value not in words:
             raise InvalidArgument(where, _shown(value), f"one of {', '.join(words)}")
         return words[value]
-    if field.cpp_type in _INTEGERS:
-        low, high = _INTEGERS[field.cpp_type]
+    if field.cpp_type in INTEGER_RANGES:
+        low, high = INTEGER_RANGES[field.cpp_type]
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise InvalidArgument(where, _shown(value), f"an integer from {low} to {high}")
         return value
@@ -203,7 +203,7 @@ def _from_text(field: FieldDescriptor, text: str, where: str) -> Any:
     """Converts a text to the JSON value of a field. The text comes from a query, or is the key of a
     map.
     """
-    if field.cpp_type in _INTEGERS and field.enum_type is None:
+    if field.cpp_type in INTEGER_RANGES and field.enum_type is None:
         if not re.fullmatch(r"-?[0-9]{1,20}", text):
             raise InvalidArgument(where, _shown(text), "an integer")
         return int(text)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
 from openapi_spec_validator import validate
 
 import finegrain_client as fg
+from finegrain.errors import InvalidArgument
 from finegrain.resources import MIB
 from finegrain.rpc.access import CLUSTER_ACCESS
 from finegrain.v1 import identity_pb2
 from finegrain.v1.identity_pb2_grpc import IdentityServiceStub
+from finegrain_cli.web.openapi import description
+from finegrain_cli.web.requests import message_from, named_fields
 from finegrain_cli.web.routes import ROUTES
 from tests.finegrain_cli.web.conftest import Web
 from tests.support.rm_service import ScriptedExecutor, ScriptedJob, eventually, slot_request
@@ -248,6 +252,42 @@ async def test_the_description_is_valid_and_names_every_route(web: Web) -> None:
     validate(found)
     named = {(verb.upper(), path) for path, verbs in found["paths"].items() for verb in verbs}
     assert named == {(route.verb, route.path) for route in ROUTES}
+
+
+def test_the_description_says_which_integers_and_texts_are_refused() -> None:
+    """A generated client, or a person, must not learn these limits from refusals."""
+    checked = 0
+    for route in ROUTES:
+        operation = description()["paths"][route.path][route.verb.lower()]
+        named = {each["name"]: each["schema"] for each in operation["parameters"]}
+        body = operation.get("requestBody")
+        if body is not None:
+            properties = body["content"]["application/json"]["schema"]["properties"]
+            named |= {name: each["anyOf"][0] for name, each in properties.items()}
+        for name in named.keys() & named_fields(route.request.DESCRIPTOR):
+            schema = named[name]
+            if "maximum" in schema:
+                message_from(route.request, {name: schema["maximum"]})
+                with pytest.raises(InvalidArgument):
+                    message_from(route.request, {name: schema["maximum"] + 1})
+                checked += 1
+            elif "pattern" in schema:
+                assert re.match(schema["pattern"], "host-a.1_2")
+                message_from(route.request, {name: "host-a.1_2"})
+                for refused in ("a\nb", "a\x00", "a\x7f", "a\u2028"):
+                    assert not re.match(schema["pattern"], refused)
+                    with pytest.raises(InvalidArgument):
+                        message_from(route.request, {name: refused})
+                checked += 1
+    assert checked > 60
+
+
+async def test_ids_in_paths_have_the_described_form(web: Web) -> None:
+    path = description()["paths"]["/v1/executors/{executor_id}"]["get"]["parameters"][0]
+    for name, is_allowed in (("host-b", True), ("-b", False), ("b" * 129, False), ("a b", False)):
+        assert bool(re.match(path["schema"]["pattern"], name)) == is_allowed
+        answer = await web("GET", f"/v1/executors/{name.replace(' ', '%20')}")
+        assert answer.status == (404 if is_allowed else 400)
 
 
 async def test_a_denied_caller_is_refused_on_its_open_connection(web: Web) -> None:
