@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, text
@@ -114,7 +114,7 @@ _RISKY_SETTINGS = {
 }
 
 
-class PostgresqlStore(SqlStore):
+class PostgresqlStore(SqlStore[Connection]):
     """A store on a PostgreSQL server; see the module. Create it with `open_store`."""
 
     def __init__(
@@ -128,7 +128,7 @@ class PostgresqlStore(SqlStore):
     ) -> None:
         super().__init__(
             location,
-            writer=None if read_only else engine,
+            read_only=read_only,
             reader=engine.execution_options(
                 isolation_level="REPEATABLE READ", postgresql_readonly=True
             ),
@@ -147,6 +147,12 @@ class PostgresqlStore(SqlStore):
         self._clock = clock
         self._sure_until_s = float("-inf")
 
+    def _transaction(self) -> AbstractContextManager[Connection]:
+        return self._engine.begin()
+
+    def _run(self, connection: Connection, statement: str) -> object:
+        return connection.exec_driver_sql(statement)
+
     @contextmanager
     def _errors(self) -> Iterator[None]:
         with postgresql_errors(self.location):
@@ -162,7 +168,7 @@ class PostgresqlStore(SqlStore):
         page_address: str = "",
     ) -> int:
         """See `Store.lead`."""
-        self._writer_engine()  # raises if the store is read-only
+        self._must_be_writable()
         give_up_at_s = None if wait_s is None else time.monotonic() + wait_s
         while True:
             rm_epoch = self._take(holder, address, page_address, above_epoch)

@@ -10,7 +10,8 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Engine, Select, select, union_all
 
@@ -23,7 +24,7 @@ from resource_manager.storage.codecs import Codec
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.lost_history import leave_lost_history
 from resource_manager.storage.prepared import PreparedChanges
-from resource_manager.storage.statements import Statements
+from resource_manager.storage.statements import C, Statements
 from resource_manager.storage.store import NotLeader, Store
 
 T = TypeVar("T")
@@ -32,19 +33,26 @@ ROWS_AT_A_TIME = 2_000
 """Number of rows that one fetch returns when tables are read."""
 
 
-class SqlStore(Store):
-    """A store on two SQLAlchemy engines. One engine writes, and the other only reads."""
+class SqlStore(Store, Generic[C]):
+    """A store that reads through an SQLAlchemy engine, and writes through connections of type `C`.
+
+    Args:
+        location: the database.
+        read_only: whether the store refuses to write.
+        reader: the engine that only reads.
+        statements: the statements that write.
+    """
 
     def __init__(
         self,
         location: DatabaseUrl,
         *,
-        writer: Engine | None,
+        read_only: bool,
         reader: Engine,
-        statements: Statements[Connection],
+        statements: Statements[C],
     ) -> None:
         self.location = location
-        self._writer = writer
+        self._read_only = read_only
         self._reader = reader
         self._statements = statements
         self._write_lock = threading.Lock()
@@ -53,7 +61,17 @@ class SqlStore(Store):
         self._closed = False
 
     @abstractmethod
-    def _fence(self, connection: Connection) -> bool:
+    def _transaction(self) -> AbstractContextManager[C]:
+        """Opens a transaction that can write. It ends with a commit, or after an error with a
+        rollback.
+        """
+
+    @abstractmethod
+    def _run(self, connection: C, statement: str) -> object:
+        """Runs a statement without parameters."""
+
+    @abstractmethod
+    def _fence(self, connection: C) -> bool:
         """Returns True if this store leads at its epoch. Then no other process can take over before
         the transaction ends.
         """
@@ -62,18 +80,17 @@ class SqlStore(Store):
     def _errors(self) -> AbstractContextManager[None]:
         """Converts the driver's errors to `FinegrainError`s."""
 
-    def _writer_engine(self) -> Engine:
-        if self._writer is None:
+    def _must_be_writable(self) -> None:
+        if self._read_only:
             raise ConfigurationError(f"the database {self.location} was opened read-only")
-        return self._writer
 
     @contextmanager
-    def _writing(self) -> Iterator[Connection]:
+    def _writing(self) -> Iterator[C]:
         """Opens a write transaction, in which the caller must call `_fence`."""
-        writer = self._writer_engine()
+        self._must_be_writable()
         with self._write_lock:
             self._must_be_open()  # checked with the lock, because `close` waits for the lock
-            with self._errors(), writer.begin() as connection:
+            with self._errors(), self._transaction() as connection:
                 yield connection
 
     @contextmanager
@@ -111,7 +128,7 @@ class SqlStore(Store):
         with self._writing() as connection:
             if not self._rm_epoch or not self._fence(connection):
                 raise self._not_leader()
-            leave_lost_history(connection.exec_driver_sql)
+            leave_lost_history(partial(self._run, connection))
 
     def load(self) -> Snapshot:
         """See `Store.load`."""

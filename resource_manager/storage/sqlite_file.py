@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
 
@@ -55,39 +54,50 @@ def sqlite_engine(path: Path, *, read_only: bool, connections: int) -> Engine:
         read_only: True to open the file read-only.
         connections: size of the connection pool.
     """
-    mode = "ro" if read_only else "rw"  # never rwc: databases are created under a temporary name
-
-    def connect() -> sqlite3.Connection:
-        return sqlite3.connect(
-            f"{path.as_uri()}?mode={mode}",
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-            timeout=BUSY_TIMEOUT_S,
-        )
-
     engine = create_engine(
-        "sqlite://", creator=connect, poolclass=QueuePool, pool_size=connections, max_overflow=0
+        "sqlite://",
+        creator=lambda: sqlite_connection(path, read_only=read_only),
+        poolclass=QueuePool,
+        pool_size=connections,
+        max_overflow=0,
     )
     begin = "BEGIN" if read_only else "BEGIN IMMEDIATE"
 
-    def configure(connection: Any, _record: Any) -> None:
+    def begin_transaction(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    event.listen(engine, "begin", begin_transaction)
+    return engine
+
+
+def sqlite_connection(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    """Opens a connection without the driver's transaction handling; see `sqlite_engine`.
+
+    Raises:
+        StoreError: the disk does not allow SQLite's write-ahead log.
+    """
+    mode = "ro" if read_only else "rw"  # never rwc: databases are created under a temporary name
+    connection = sqlite3.connect(
+        f"{path.as_uri()}?mode={mode}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        timeout=BUSY_TIMEOUT_S,
+    )
+    try:
         for setting in _PROFILE:
             connection.execute(f"PRAGMA {setting}")
         if read_only:
             connection.execute("PRAGMA query_only = ON")
         else:
             _use_wal(connection, path)
-
-    def begin_transaction(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
-
-    event.listen(engine, "connect", configure)
-    event.listen(engine, "begin", begin_transaction)
-    return engine
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
-def _use_wal(connection: Any, path: Path) -> None:
+def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
     # If an administrator copied a backup to this path, the file has another journal mode.
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":

@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, select, update
+from sqlalchemy import Engine
 
 from finegrain.errors import Reason, StoreError
 from resource_manager.engine.model.effects import Changes
-from resource_manager.storage import tables
 from resource_manager.storage.creation import create_sqlite, upgrade_sqlite
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.sql_store import SqlStore
@@ -27,6 +26,7 @@ from resource_manager.storage.sqlite_file import (
     LockFile,
     check_is_ours,
     os_errors,
+    sqlite_connection,
     sqlite_engine,
 )
 from resource_manager.storage.statements import SqliteStatements
@@ -48,12 +48,15 @@ complete, so it can be copied.
 """
 
 
-class SqliteStore(SqlStore):
+class SqliteStore(SqlStore[sqlite3.Connection]):
     """A store in one file; see the module. Create it with `open_store`."""
 
-    def __init__(self, location: DatabaseUrl, *, writer: Engine | None, reader: Engine) -> None:
-        super().__init__(location, writer=writer, reader=reader, statements=SqliteStatements())
+    def __init__(self, location: DatabaseUrl, *, read_only: bool, reader: Engine) -> None:
+        super().__init__(
+            location, read_only=read_only, reader=reader, statements=SqliteStatements()
+        )
         self._path: Path = location.path
+        self._writer: sqlite3.Connection | None = None  # opened by the first write
         self._lock = LockFile(self._path)
         # `renew` compares this identity, because the file can be replaced later
         self._identity = self._path.stat()
@@ -61,6 +64,32 @@ class SqliteStore(SqlStore):
         self._commits = 0
         self._rows = 0
         self._last_commit_at_s = time.monotonic()
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._writer is None:
+            self._writer = sqlite_connection(self._path, read_only=False)
+        return self._writer
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        connection = self._connection()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield connection
+            connection.execute("COMMIT")
+        except BaseException:
+            try:
+                # After some errors, SQLite has already rolled back.
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            except sqlite3.Error:
+                # Without the connection, its transaction has no effect.
+                self._writer = None
+                connection.close()
+            raise
+
+    def _run(self, connection: sqlite3.Connection, statement: str) -> object:
+        return connection.execute(statement)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -89,7 +118,7 @@ class SqliteStore(SqlStore):
         page_address: str = "",
     ) -> int:
         """See `Store.lead`. Never waits for a lease to expire: the lock ends with its process."""
-        self._writer_engine()
+        self._must_be_writable()
         self._must_be_open()
         # Take the lock first, because only the owner of the lock is allowed to write the epoch.
         self._lock.acquire(holder, address, page_address)
@@ -97,21 +126,18 @@ class SqliteStore(SqlStore):
         # checkpoints the WAL.
         if not self._rm_epoch:
             self._checkpoint_leftovers()
-        row = tables.leadership
         with self._writing() as connection:
             if self._rm_epoch and not self._fence(connection):
                 raise self._not_leader()
             # Newer software possibly upgraded the file before this process got the lock.
-            version = connection.exec_driver_sql("PRAGMA user_version").scalar()
-            check_not_ahead(int(version or 0), str(self._path))
-            stored = connection.scalar(select(row.c.rm_epoch)) or 0
-            rm_epoch = max(stored, above_epoch) + 1
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            check_not_ahead(version, str(self._path))
+            (stored,) = connection.execute("SELECT max(rm_epoch) FROM leadership").fetchone()
+            rm_epoch = max(stored or 0, above_epoch) + 1
             written = connection.execute(
-                update(row)
-                .where(row.c.id == 1, row.c.rm_epoch == stored)
-                .values(
-                    holder=holder, rm_epoch=rm_epoch, address=address, page_address=page_address
-                )
+                "UPDATE leadership SET holder = ?, rm_epoch = ?, address = ?, page_address = ? "
+                "WHERE id = 1 AND rm_epoch = ?",
+                (holder, rm_epoch, address, page_address, stored),
             )
             if written.rowcount != 1:
                 raise StoreError(
@@ -124,13 +150,13 @@ class SqliteStore(SqlStore):
         self._holder, self._rm_epoch = holder, rm_epoch
         return rm_epoch
 
-    def _fence(self, connection: Connection) -> bool:
+    def _fence(self, connection: sqlite3.Connection) -> bool:
         # BEGIN IMMEDIATE holds the write lock, so this result stays true until the commit.
-        found = connection.exec_driver_sql(
+        found = connection.execute(
             "SELECT 1 FROM leadership WHERE id = 1 AND holder = ? AND rm_epoch = ?",
             (self._holder, self._rm_epoch),
         )
-        return found.first() is not None
+        return found.fetchone() is not None
 
     def renew(self) -> None:
         """See `Store.renew`. Checks that the lock file and the database were not replaced."""
@@ -162,7 +188,7 @@ class SqliteStore(SqlStore):
         """See `Store.maintain`. Checkpoints the WAL when it has grown. Empties the WAL after a
         quiet time.
         """
-        if not self._commits or self._writer is None:
+        if not self._commits:
             return
         if time.monotonic() - self._last_commit_at_s >= QUIET_S:
             self._checkpoint("TRUNCATE")
@@ -181,15 +207,12 @@ class SqliteStore(SqlStore):
 
     def _checkpoint(self, mode: str) -> None:
         with self._write_lock, self._errors():
-            connection = self._writer_engine().raw_connection()
+            connection = self._connection()
+            connection.execute("PRAGMA busy_timeout = 50")
             try:
-                cursor = connection.cursor()
-                cursor.execute("PRAGMA busy_timeout = 50")
-                cursor.execute(f"PRAGMA wal_checkpoint({mode})")
-                (blocked, _, _) = cursor.fetchall()[0]
-                cursor.execute("PRAGMA busy_timeout = 5000")
+                (blocked, _, _) = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
             finally:
-                connection.close()
+                connection.execute("PRAGMA busy_timeout = 5000")
         # A reader can block TRUNCATE. Then the counters keep their values. So `maintain` tries
         # again.
         if not blocked:
@@ -223,7 +246,7 @@ class SqliteStore(SqlStore):
             # the database. So the last connection must be the writer's.
             self._reader.dispose()
             if self._writer is not None:
-                self._writer.dispose()
+                self._writer.close()
             # Release the lock last, because no other process must open the files earlier.
             self._lock.release()
 
@@ -264,8 +287,7 @@ def open_sqlite(
         check_not_behind(version, str(path))
     # SQLite allows many readers, and one writer at a time.
     reader = sqlite_engine(path, read_only=True, connections=READERS)
-    writer = None if read_only else sqlite_engine(path, read_only=False, connections=1)
-    store = SqliteStore(location, writer=writer, reader=reader)
+    store = SqliteStore(location, read_only=read_only, reader=reader)
     # Check at each start. If damage is found late, all backups possibly contain it.
     try:
         _check_sound(store)

@@ -7,6 +7,7 @@ changes nothing.
 
 from __future__ import annotations
 
+import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
@@ -102,14 +103,6 @@ class Statements(ABC, Generic[C]):
         """
 
 
-class SqlStatements(Statements[Connection]):
-    """Statements that are the same in every SQL database."""
-
-    def trim_all(self, connection: Connection, table: Table, position: str, upto: int) -> None:
-        """See `Statements.trim_all`."""
-        connection.execute(table.delete().where(table.c[position] <= upto))
-
-
 def _conflict_clause(table: Table) -> str:
     key = ", ".join(column.name for column in table.primary_key)
     rest = [column.name for column in table.columns if not column.primary_key]
@@ -136,18 +129,21 @@ def _sqlite_update(table: Table, key: tuple[str, ...], changed: tuple[str, ...])
     return f"UPDATE {table.name} SET {values} WHERE {where}"
 
 
-class SqliteStatements(SqlStatements):
-    """Runs one prepared statement per row: SQLite is in the process, so there is no round trip."""
+class SqliteStatements(Statements[sqlite3.Connection]):
+    """Runs one prepared statement per row: SQLite is in the process, so there is no round trip.
 
-    def upsert(self, connection: Connection, table: Table, rows: Rows) -> None:
+    The statements use the driver and not SQLAlchemy, which takes more time than SQLite for a
+    transaction of a few rows.
+    """
+
+    def upsert(self, connection: sqlite3.Connection, table: Table, rows: Rows) -> None:
         """See `Statements.upsert`."""
-        # If there were no rows, the driver would run the statement once without parameters.
         if rows:
-            connection.exec_driver_sql(_sqlite_upsert(table), list(rows))
+            connection.executemany(_sqlite_upsert(table), rows)
 
     def update(
         self,
-        connection: Connection,
+        connection: sqlite3.Connection,
         table: Table,
         key: tuple[str, ...],
         changed: tuple[str, ...],
@@ -156,27 +152,32 @@ class SqliteStatements(SqlStatements):
         """See `Statements.update`."""
         if not rows:
             return 0
-        sql = _sqlite_update(table, key, changed)
-        return connection.exec_driver_sql(sql, list(rows)).rowcount
+        return connection.executemany(_sqlite_update(table, key, changed), rows).rowcount
 
     def delete(
-        self, connection: Connection, table: Table, key: tuple[str, ...], keys: Rows
+        self, connection: sqlite3.Connection, table: Table, key: tuple[str, ...], keys: Rows
     ) -> None:
         """See `Statements.delete`."""
         if keys:
             where = " AND ".join(f"{name} = ?" for name in key)
-            connection.exec_driver_sql(f"DELETE FROM {table.name} WHERE {where}", list(keys))
+            connection.executemany(f"DELETE FROM {table.name} WHERE {where}", keys)
 
     def trim(
-        self, connection: Connection, table: Table, owner: str, position: str, upto: Rows
+        self, connection: sqlite3.Connection, table: Table, owner: str, position: str, upto: Rows
     ) -> None:
         """See `Statements.trim`."""
         if upto:
             where = f"{owner} = ? AND {position} <= ?"
-            connection.exec_driver_sql(f"DELETE FROM {table.name} WHERE {where}", list(upto))
+            connection.executemany(f"DELETE FROM {table.name} WHERE {where}", upto)
+
+    def trim_all(
+        self, connection: sqlite3.Connection, table: Table, position: str, upto: int
+    ) -> None:
+        """See `Statements.trim_all`."""
+        connection.execute(f"DELETE FROM {table.name} WHERE {position} <= ?", (upto,))
 
 
-class PostgresqlStatements(SqlStatements):
+class PostgresqlStatements(Statements[Connection]):
     """Sends thousands of rows in one statement, which costs one round trip and one plan.
 
     If all rows have the same value in a column, the column is sent as a single value. Otherwise it
@@ -231,6 +232,10 @@ class PostgresqlStatements(SqlStatements):
         )
         for chunk in _chunks(upto):
             connection.exec_driver_sql(sql, Given(table, names, chunk, arrays=2).arrays)
+
+    def trim_all(self, connection: Connection, table: Table, position: str, upto: int) -> None:
+        """See `Statements.trim_all`."""
+        connection.execute(table.delete().where(table.c[position] <= upto))
 
 
 def _chunks(rows: Rows) -> Iterator[Rows]:

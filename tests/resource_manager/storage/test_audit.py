@@ -51,11 +51,11 @@ def record(store: Store, chain: AuditChain, *calls: AuditedCall) -> None:
     store.commit(changes)
 
 
-def by_hand(store: Store, statement: sa.Executable) -> None:
+def by_hand(store: Store, statement: sa.ClauseElement) -> None:
     """Changes the database as a person with an SQL prompt would."""
     assert isinstance(store, SqlStore)
-    with store._writer_engine().begin() as connection:
-        connection.execute(statement)
+    with store._transaction() as connection:
+        store._run(connection, str(statement.compile(compile_kwargs={"literal_binds": True})))
 
 
 def test_entries_are_kept_in_order_and_found_by_actor_and_method(opened: OpenStore) -> None:

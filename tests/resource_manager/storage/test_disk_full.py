@@ -89,11 +89,11 @@ def test_a_database_at_its_largest_size_says_so_and_goes_on(sqlite_url: str) -> 
     with open_store(sqlite_url) as store:
         store.lead("first")
         with inside(store)._writing() as connection:
-            connection.exec_driver_sql("PRAGMA max_page_count = 60")
+            connection.execute("PRAGMA max_page_count = 60")
         acknowledged = fill_up(store)
         assert len(store.load().jobs) == acknowledged
         with inside(store)._writing() as connection:
-            connection.exec_driver_sql("PRAGMA max_page_count = 6000")
+            connection.execute("PRAGMA max_page_count = 6000")
         store.commit(Changes([job("afterwards")]))
         assert len(store.load().jobs) == acknowledged + 1
 

@@ -85,8 +85,8 @@ def test_an_sqlite_without_room_may_have_some_later(sqlite_url: str) -> None:
     with open_store(sqlite_url) as store:
         store.lead("first")
         with inside(store)._writing() as connection:
-            pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
-            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+            (pages,) = connection.execute("PRAGMA page_count").fetchone()
+            connection.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(StoreAway) as caught:
             store.commit(Changes([job(f"job-{number}", name="x" * 200) for number in range(500)]))
         assert caught.value.reason is Reason.DISK_FULL

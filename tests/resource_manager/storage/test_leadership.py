@@ -412,7 +412,8 @@ def test_a_leader_that_stops_anywhere_in_a_commit_blocks_nobody(
 ) -> None:
     frozen = open_store(postgresql_url, lease_ms=500)
     frozen.lead("frozen")
-    writer = inside(frozen)._writer_engine().connect()
+    assert isinstance(frozen, PostgresqlStore)
+    writer = frozen._engine.connect()
     writer.begin()
     writer.execute(text("SELECT 1"))
     if place != "before the fence":

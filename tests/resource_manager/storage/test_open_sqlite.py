@@ -101,7 +101,7 @@ def test_a_new_database_has_the_profile_that_keeps_acknowledged_rows(sqlite_url:
         store.lead("first")
         with inside(store)._writing() as connection:
             shown = {
-                name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+                name: connection.execute(f"PRAGMA {name}").fetchone()[0]
                 for name in (
                     *("journal_mode", "synchronous", "foreign_keys", "trusted_schema"),
                     *("cell_size_check", "wal_autocheckpoint", "application_id", "user_version"),
