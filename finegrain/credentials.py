@@ -13,6 +13,7 @@ import os
 import stat
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,13 @@ from finegrain.identity import Identity
 
 VERSION = 1
 FILE_BYTES_MAX = 64 * 1024
+
+
+@lru_cache(16)
+def _sha256(text: str) -> str:
+    import hashlib  # not at module level: the import is slow, and few commands need it
+
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +64,7 @@ class Credentials:
         """SHA-256 of `authorities` in hexadecimal. It shows whether two members trust the same
         authorities.
         """
-        import hashlib  # not at module level: the import is slow, and few commands need it
-
-        return hashlib.sha256(self.authorities.encode()).hexdigest()
+        return _sha256(self.authorities)
 
     def problem_at(self, now_s: float) -> str:
         """Returns the reason why the certificate is not valid at a time; empty: the certificate is

@@ -11,7 +11,10 @@ import socket
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from prometheus_client import Counter
 
 from finegrain.errors import ConfigurationError, InvalidArgument, Unavailable
 from finegrain.metrics_http import MetricsServer
@@ -220,15 +223,18 @@ def make_server(
 ) -> GuardedServer:
     """Returns the gRPC server with all its services. The port is not bound yet."""
     metrics, refusals = components.metrics, components.driver.refusals
+
+    @cache
+    def calls(method: str, status: str) -> Counter:
+        return metrics.calls.labels(method.rpartition("/")[2], status)
+
     refusals.recorded = recorded_methods(ClusterServicer, IdentityCalls)
     server = GuardedServer(
         components.options.listen,
         {**RESOURCE_MANAGER_ACCESS, **CLUSTER_ACCESS, **IDENTITY_ACCESS},
         components.own,
         _trust(components),
-        observe=lambda method, status, _seconds: metrics.calls.labels(
-            method.rpartition("/")[2], status
-        ).inc(),
+        observe=lambda method, status, _seconds: calls(method, status).inc(),
         gate=components.leadership.refusal,
         refused=refusals.add,
     )

@@ -267,7 +267,8 @@ class GuardedMethod:
         # than its bytes. Because of the time limit, a caller that stalls does not keep the permit.
         async with self._lifecycle.large_reads[str(caller.role)]:
             try:
-                data = await asyncio.wait_for(context.read(), READ_TIME_MAX_S)
+                async with asyncio.timeout(READ_TIME_MAX_S):
+                    data = await context.read()
             except TimeoutError:
                 raise Unavailable(
                     f"the request for {self._method} did not arrive within {READ_TIME_MAX_S:g} s;"

@@ -1,8 +1,8 @@
 """Runs the engine on the writer's thread: reads the state, steps batches, checks invariants.
 
 For a batch, the driver steps every event, runs `Decide`, and commits the changes. It makes the
-answers and runs the reads only after the commit. All methods block, and must be called on the
-writer's thread.
+answers and runs the reads only after the commit. All methods block, and must be called by the
+writer: on its thread, or for the steps of a light batch on the event loop while the thread is idle.
 """
 
 from __future__ import annotations
@@ -57,6 +57,15 @@ CHECKED_AT_ONCE_S = 0.05
 of a large state continues between the first batches.
 """
 
+LIGHT_ITEMS_MAX = 8
+"""Largest number of requests, slots or outcomes in a light event; see `EngineDriver.is_light`."""
+
+LIGHT_BATCH_MAX = 32
+"""The largest number of items in a light batch."""
+
+LIGHT_S = 0.002
+"""A batch is light only if the previous batch took at most this time, in seconds."""
+
 Step = Callable[[State, Event], StepResult]
 
 
@@ -71,6 +80,7 @@ class Item:
     render: Callable[[Any], Any] | None = None  # makes the result from the engine's answer
     read: Callable[[State], Any] | None = None
     items: int = 1  # number of the call's rows, for the limits
+    is_light: bool = False  # True: the event changes a few rows at most
     actor: str = ""  # identity of the caller, for cluster events
     audited: AuditedCall | None = None
     metas: Mapping[str, str | None] | None = None  # values to store; None deletes a value
@@ -110,6 +120,7 @@ class EngineDriver:
         check_window_s: the time in which all invariants must be checked once, in seconds.
         clock: replaces the clock, for tests.
         audit_entries_max: number of entries that the audit log keeps.
+        light_s: a batch is light only if the previous batch took at most this time, in seconds.
     """
 
     def __init__(
@@ -125,6 +136,7 @@ class EngineDriver:
         check_window_s: float = CHECK_WINDOW_S,
         clock: Callable[[], Instant] | None = None,
         audit_entries_max: int = ENTRIES_MAX,
+        light_s: float = LIGHT_S,
     ) -> None:
         self.store = store
         self._settings = settings
@@ -145,6 +157,8 @@ class EngineDriver:
         # broken invariants; no slots are granted while this list is not empty
         self.broken: list[str] = []
         self._decision_due = False  # True: events wait for the end of the first check
+        self._light_s = light_s
+        self._decided_s = 0.0  # time of the steps and of the decision of the latest batch
         self._last_batch_ms = 0  # monotonic time of the latest batch or tick; 0: none yet
         self._stalled = False  # True: the process was paused since the latest tick
 
@@ -243,9 +257,22 @@ class EngineDriver:
         """
         self.store.commit(Changes(counters={CONTESTED_EPOCH: seen_epoch}))
 
+    def is_light(self, batch: list[Item], ticked: bool) -> bool:
+        """Returns True if the steps of a batch are so short that they can run on the event loop.
+
+        A hand-over to the writer's thread and back takes longer than such steps. The time of a
+        decision depends on the state, so the time of the previous batch counts, too.
+        """
+        return (
+            not ticked
+            and len(batch) <= LIGHT_BATCH_MAX
+            and self._decided_s <= self._light_s
+            and all(item.is_light for item in batch)
+        )
+
     def run_batch(self, batch: list[Item], ticked: bool) -> list[Effect]:
-        """Runs one batch. Afterwards, the batch is durable, and every item has its value or its
-        error.
+        """Runs one batch: `step_batch`, `commit` and `finish_batch`. Afterwards, the batch is
+        durable, and every item has its value or its error.
 
         Args:
             batch: the events and reads, in the order in which they are served.
@@ -255,21 +282,34 @@ class EngineDriver:
             The effects, in order.
 
         Raises:
+            Exception: see `step_batch` and `commit`.
+        """
+        effects, changes = self.step_batch(batch, ticked)
+        # A batch that changes nothing needs no transaction.
+        if changes is not None:
+            self.commit(changes)
+        self.finish_batch(batch, effects)
+        return effects
+
+    def commit(self, changes: Changes) -> None:
+        """Stores the changes of a batch.
+
+        Raises:
             StoreError: the commit failed.
             NotLeader: the commit failed because another process leads.
             InvariantBroken: the changed rows contradict each other. Nothing was stored.
-            EpochSeen: an executor knows a newer epoch. Nothing was stored, and this process must
-                not send commands.
-            StateSuspect: a step failed, and the state must be read again.
         """
-        effects: list[Effect] = []
-        if ticked or any(item.make is not None or item.metas is not None for item in batch):
-            effects = self._change(batch, ticked)
-        # Answer calls and reads only after the commit: they must not show a change that is not on
-        # disk yet.
+        started = time.perf_counter()
+        self.store.commit(changes)
+        self._metrics.commit_seconds.observe(time.perf_counter() - started)
+
+    def finish_batch(self, batch: list[Item], effects: list[Effect]) -> None:
+        """Makes the answers and runs the reads of a batch that is durable. Earlier, they could show
+        a change that is not on disk yet.
+        """
+        self._observe_grants(effects)
         for item in batch:
             self._finish(item)
-        return effects
 
     @property
     def check_due(self) -> bool:
@@ -286,9 +326,23 @@ class EngineDriver:
         if found:
             _log.error("invariants_broken", found=found[:20], count=len(found))
 
-    def _change(self, batch: list[Item], ticked: bool) -> list[Effect]:
-        started = time.perf_counter()
+    def step_batch(self, batch: list[Item], ticked: bool) -> tuple[list[Effect], Changes | None]:
+        """Steps the events of a batch, and decides. Returns the effects and the changes to store;
+        None: there is nothing to store.
+
+        Args:
+            batch: see `run_batch`.
+            ticked: whether the timers run too.
+
+        Raises:
+            EpochSeen: an executor knows a newer epoch. Nothing was stored, and this process must
+                not send commands.
+            StateSuspect: a step failed, and the state must be read again.
+        """
         effects: list[Effect] = []
+        if not ticked and all(item.make is None and item.metas is None for item in batch):
+            return effects, None
+        started = time.perf_counter()
         # All events of a batch get the same time. So their order does not change their times.
         at = self._clock()
         metas: dict[str, str | None] = {}
@@ -317,14 +371,9 @@ class EngineDriver:
         changes = self.state.changes.take()
         changes.metas.update(metas)
         self._audit.put_into(changes, self.store)
-        decided = time.perf_counter()
-        self._metrics.decision_seconds.observe(decided - started)
-        # A batch that changes nothing needs no transaction.
-        if changes:
-            self.store.commit(changes)
-            self._metrics.commit_seconds.observe(time.perf_counter() - decided)
-        self._observe_grants(effects)
-        return effects
+        self._decided_s = time.perf_counter() - started
+        self._metrics.decision_seconds.observe(self._decided_s)
+        return effects, changes or None
 
     def _notice_stall(self, at: Instant) -> None:
         """Detects that this process did not run for some time, for example because it was

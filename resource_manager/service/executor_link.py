@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -40,7 +41,7 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.reported import Report
 from resource_manager.service.dialling import Obstacle, cause_of, obstacle_of, was_reached
-from resource_manager.service.engine_driver import MakeEvent
+from resource_manager.service.engine_driver import LIGHT_ITEMS_MAX, MakeEvent
 from resource_manager.service.identities.epochs import EpochProofs
 from resource_manager.service.leadership import may_command
 from resource_manager.service.metrics import ResourceManagerMetrics
@@ -162,14 +163,14 @@ class ExecutorLinks:
             # semaphore can be long.
             if not await may_command(self._runner):
                 return
-            make = await self._outcome(command, rm_epoch)
+            make, light = await self._outcome(command, rm_epoch)
         # Submit the outcome after the semaphore is released. So a busy writer does not delay other
         # commands.
-        await self._submit(command.executor_id, make)
+        await self._submit(command.executor_id, make, light=light)
 
-    async def _submit(self, executor_id: str, make: MakeEvent) -> None:
+    async def _submit(self, executor_id: str, make: MakeEvent, *, light: bool = False) -> None:
         try:
-            await self._runner.submit(make, render=lambda _none: None, urgent=True)
+            await self._runner.submit(make, render=lambda _none: None, urgent=True, light=light)
         except (
             FinegrainError
         ) as error:  # the state has changed; the engine repeats commands if needed
@@ -194,7 +195,8 @@ class ExecutorLinks:
             lambda at: ExecutorProbed(at, probe.executor_id, probe.address, cause),
         )
 
-    async def _outcome(self, command: Command, rm_epoch: int) -> MakeEvent:
+    async def _outcome(self, command: Command, rm_epoch: int) -> tuple[MakeEvent, bool]:
+        """Returns the outcome of a command as an event, and whether the event is light."""
         name = _NAMES[type(command)]
         outcome = self._metrics.commands.labels
         try:
@@ -206,25 +208,25 @@ class ExecutorLinks:
                 if isinstance(command, SendResize):
                     outcome(name, "refused").inc()
                     self._note(command, error, "resize_not_known")
-                    return _not_known(command)
+                    return _not_known(command), False
                 # Every executor knows this call, so another program listens at the address.
                 outcome(name, "undelivered").inc()
-                return self._undelivered(command, error)
+                return self._undelivered(command, error), False
             outcome(name, "refused").inc()
             self._note(command, error, "command_refused")
-            return _refused(command, error)
+            return _refused(command, error), False
         except InvalidArgument as error:  # the answer or the command is malformed
             outcome(name, "refused").inc()
             self._note(command, error, "command_answer_unusable")
-            return _refused(command, error)
+            return _refused(command, error), False
         except FinegrainError as error:
             outcome(name, "undelivered").inc()
-            return self._undelivered(command, error)
+            return self._undelivered(command, error), False
         outcome(name, "answered").inc()
         self._reached(command.executor_id, command.address)
         return answered
 
-    async def _call(self, command: Command, rm_epoch: int) -> MakeEvent:
+    async def _call(self, command: Command, rm_epoch: int) -> tuple[MakeEvent, bool]:
         stub = self._stub(command.executor_id, command.address)
         timeout_s = self._options.deadline_s
         # The proof is larger than most commands. So the proof is sent only until the executor has
@@ -267,14 +269,17 @@ class ExecutorLinks:
         # The whole answer is checked before a part of it becomes an event.
         outcomes = _outcomes(results, ids)
         report = decoding.report(answer.report, "report")
-        return lambda at: CommandAnswered(
-            at=at,
+        # The engine compares each slot in the report.
+        light = len(outcomes) <= LIGHT_ITEMS_MAX and len(report.slots) <= 8 * LIGHT_ITEMS_MAX
+        make = partial(
+            CommandAnswered,
             executor_id=command.executor_id,
             registration_number=command.registration_number,
             command_number=command.command_number,
             outcomes=outcomes,
             report=report,
         )
+        return make, light
 
     def _stub(self, executor_id: str, address: str) -> Any:
         known = self._channels.get(executor_id)

@@ -115,12 +115,14 @@ class ExecutorCalls:
         believed = self._claims.reported(executor_id, report.rm_epoch)
         if believed is None:
             return rm_pb2.ReportSlotsResponse(rm_epoch=self._runner.rm_epoch, register_again=True)
-        report = replace(report, rm_epoch=believed)
+        if believed != report.rm_epoch:
+            report = replace(report, rm_epoch=believed)
         check_usage(request.usage, "usage")
         answer: ReportAnswer = await self._runner.submit(
             lambda at: SlotsReported(at, executor_id, instance_id, number, report),
             urgent=True,
             items=1 + len(report.slots),
+            light=report.unchanged,
         )
         self._claims.answered(executor_id)
         if answer.register_again:

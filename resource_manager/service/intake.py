@@ -46,6 +46,7 @@ class Intake(ABC):
         items: int = 1,
         owner: str = "",
         urgent: bool = False,
+        light: bool = False,
     ) -> T:
         """Submits an event, and returns its result when the change is durable.
 
@@ -56,6 +57,7 @@ class Intake(ABC):
             items: the number of items in the event, for the limits.
             owner: the job or connection whose queue gets the item.
             urgent: whether the item is served before all others, for example a keep-alive.
+            light: whether the event changes a few rows at most; see `EngineDriver.is_light`.
 
         Returns:
             The result of `render`.
@@ -66,7 +68,7 @@ class Intake(ABC):
                 unknown, the caller can repeat the call.
             ResourceExhausted: too many items are waiting.
         """
-        item = self._event(make, render, items)
+        item = self._event(make, render, items, light=light)
         result: T = await self._enqueue(item, None if urgent else owner)
         return result
 
@@ -77,6 +79,7 @@ class Intake(ABC):
         *,
         items: int,
         owner: str,
+        light: bool = False,
     ) -> list[T]:
         """Submits the events of one large call. The writer steps them one after the other, and can
         serve other callers in between.
@@ -91,6 +94,7 @@ class Intake(ABC):
             render: see `submit`.
             items: the maximum number of items in one event.
             owner: see `submit`.
+            light: see `submit`.
 
         Returns:
             The results, in the order of `makes`.
@@ -98,7 +102,7 @@ class Intake(ABC):
         Raises:
             FinegrainError: see `submit`. Other events of the call possibly had their effect.
         """
-        first, *rest = (self._event(each, render, items) for each in makes)
+        first, *rest = (self._event(each, render, items, light=light) for each in makes)
         self._let_in(owner, items * len(makes))
         # While the first event is stepped, the other events are counted as admitted. So other calls
         # of the owner cannot use the places of these events.
@@ -182,14 +186,19 @@ class Intake(ABC):
     def _refuse_all(self, error: FinegrainError) -> None:
         fail(self._lanes.drain(), error)
 
-    def _event(self, make: MakeEvent, render: Callable[[Any], Any] | None, items: int) -> Item:
+    def _event(
+        self, make: MakeEvent, render: Callable[[Any], Any] | None, items: int, *, light: bool
+    ) -> Item:
+        audited = current_call()
         return Item(
             self._future(),
             make=make,
             render=render,
             items=items,
+            # The entry of a recorded call can need a read of the audit log.
+            is_light=light and audited is None,
             actor=current_caller().name,
-            audited=current_call(),
+            audited=audited,
         )
 
     def _future(self) -> asyncio.Future[Any]:

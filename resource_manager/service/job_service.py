@@ -30,6 +30,7 @@ from resource_manager.engine.model.events import (
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import State
 from resource_manager.service.admission import JobAdmission, JobLimits, Kind
+from resource_manager.service.engine_driver import LIGHT_ITEMS_MAX
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.ownership import JobOwners
 from resource_manager.service.privacy import hide_private_fields
@@ -130,6 +131,7 @@ class JobCalls:
                 lambda at: JobKeptAlive(at, job_id, acknowledged),
                 lambda job: rm_pb2.KeepAliveResponse(lease=_lease(job)),
                 urgent=True,
+                light=True,
             )
 
     async def EndJob(self, request: rm_pb2.EndJobRequest, context: Any) -> rm_pb2.EndJobResponse:
@@ -166,7 +168,10 @@ class JobCalls:
                 specs = await self._checked(job_id, messages)
                 checked = make_submission(specs, request.gangs, members_max=members_max)
             answered = await self._in_chunks(
-                submission_events(job_id, checked, ranges), len(checked.specs) + len(ranges), job_id
+                submission_events(job_id, checked, ranges),
+                len(checked.specs) + len(ranges),
+                job_id,
+                light=len(checked.specs) <= LIGHT_ITEMS_MAX and not ranges,
             )
         # The last event contains the ranges, after all requests. The outcomes are in the same
         # order.
@@ -370,14 +375,23 @@ class JobCalls:
         return specs
 
     async def _in_chunks(
-        self, makes: Sequence[Callable[[Instant], Event]], items: int, job_id: str
+        self,
+        makes: Sequence[Callable[[Instant], Event]],
+        items: int,
+        job_id: str,
+        *,
+        light: bool = False,
     ) -> list[ItemOutcome]:
         """Submits the events of one call, and returns their outcomes in order."""
         if not makes:
             return []
         # An event can be smaller than a chunk, but each event counts as a full chunk.
         answers: list[list[ItemOutcome]] = await self._runner.submit_chunks(
-            makes, None, items=min(items, CHUNK_ITEMS_MAX), owner=job_id
+            makes,
+            None,
+            items=min(items, CHUNK_ITEMS_MAX),
+            owner=job_id,
+            light=light,
         )
         return [outcome for chunk in answers for outcome in chunk]
 

@@ -57,7 +57,8 @@ class Runner(Intake):
 
     The calls of the next batch are collected during a commit, so one fsync serves many callers. One
     separate thread changes the state, commits and reads, so the event loop stays free for calls.
-    Reads run between batches, so they never show a change that is not on disk yet.
+    Only short steps run on the event loop. Reads run between batches, so they never show a change
+    that is not on disk yet.
 
     If a commit fails, all calls of the batch fail. The writer drops the state in memory, becomes
     the leader again at a higher epoch, and reads the state from the database. While the database
@@ -186,15 +187,26 @@ class Runner(Intake):
     async def _in_thread(self, fn: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, fn, *args)
 
+    async def _run_batch(self, batch: list[Item], *, ticked: bool) -> list[Effect]:
+        driver = self._driver
+        if not driver.is_light(batch, ticked):
+            return await self._in_thread(driver.run_batch, batch, ticked)
+        effects, changes = driver.step_batch(batch, ticked)
+        if changes is not None:
+            await self._in_thread(driver.commit, changes)
+        driver.finish_batch(batch, effects)
+        return effects
+
     async def _run(self) -> None:
         while True:
             await self._arrived.wait()
             # Clear the event before the lanes are checked. So a later item wakes the loop again.
             self._arrived.clear()
-            while self._lanes or self._tick_due or (self._driver.unfinished and not self._closing):
+            unfinished = self._driver.unfinished
+            while self._lanes or self._tick_due or (unfinished and not self._closing):
                 # A batch without events continues unfinished work only if it also runs the timers
                 # (a tick). So unfinished work causes a tick.
-                ticked, self._tick_due = self._tick_due or self._driver.unfinished, False
+                ticked, self._tick_due = self._tick_due or unfinished, False
                 batch = self._lanes.gather()
                 self._metrics.queue_items.set(self._lanes.waiting_items)
                 await self._serve(batch, ticked=ticked)
@@ -202,6 +214,7 @@ class Runner(Intake):
                     return
                 if not self._closing:  # while the runner closes, there is possibly no state
                     await self._maintain()
+                unfinished = self._driver.unfinished
             if self._closing:
                 return
 
@@ -214,7 +227,7 @@ class Runner(Intake):
     async def _serve(self, batch: list[Item], *, ticked: bool) -> None:
         self._serving = batch
         try:
-            effects = await self._in_thread(self._driver.run_batch, batch, ticked)
+            effects = await self._run_batch(batch, ticked=ticked)
             # The lease is confirmed even for reads, because the answers of a former leader are
             # possibly outdated.
             if batch or effects:

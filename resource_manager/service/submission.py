@@ -16,7 +16,7 @@ from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.model.entities import GangSpec, Instant, RangeSpec, RequestSpec, Slot
 from resource_manager.engine.model.events import RequestsSubmitted
 from resource_manager.engine.model.scheduling_key import WaitingKey, waiting_key
-from resource_manager.service.engine_driver import MakeEvent
+from resource_manager.service.engine_driver import LIGHT_ITEMS_MAX, MakeEvent
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire import decoding
 from resource_manager.service.wire.encoding import slot_status
@@ -167,7 +167,11 @@ async def give_up(
     size = weight or min(len(items), CHUNK_ITEMS_MAX)
     makes = [make(chunk) for chunk in chunks]
     answers: list[list[ItemOutcome]] = await runner.submit_chunks(
-        makes, None, items=size, owner=owner
+        makes,
+        None,
+        items=size,
+        owner=owner,
+        light=weight is None and len(items) <= LIGHT_ITEMS_MAX,
     )
     outcomes: list[ItemOutcome] = []
     for chunk, answer in zip(chunks, answers, strict=True):

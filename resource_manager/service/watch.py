@@ -270,7 +270,10 @@ class WatchHub:
         """Renews the job's lease. Returns the error if the job has ended or is unknown."""
         try:
             await self._runner.submit(
-                lambda at: JobKeptAlive(at, job_id), render=lambda _job: None, urgent=True
+                lambda at: JobKeptAlive(at, job_id),
+                render=lambda _job: None,
+                urgent=True,
+                light=True,
             )
         except (FailedPrecondition, NotFound) as error:
             return error

@@ -327,6 +327,14 @@ def report(message: slots_pb2.SlotReport, field: str) -> Report:
     # A report with the flag `unchanged` and with content contradicts itself, so it is rejected.
     if message.unchanged and (message.slots or message.HasField("available")):
         raise InvalidArgument(f"{field}.unchanged", True, "no slots and no available amounts")
+    if message.unchanged and not message.ended:  # the usual report
+        return Report(
+            report_number=message.report_number,
+            rm_epoch=message.rm_epoch,
+            command_number=message.command_number,
+            unchanged=True,
+            base_report_number=message.base_report_number,
+        )
     check_count(f"{field}.slots", message.slots, REPORTED_SLOTS_MAX)
     check_count(f"{field}.ended", message.ended, REPORTED_SLOTS_MAX)
     slots = tuple(

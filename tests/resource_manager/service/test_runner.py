@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -95,8 +96,14 @@ def job(job_id: str) -> Callable[[Instant], JobRegistered]:
     return lambda at: JobRegistered(at, job_id, "a job", "default", None, "s" * 64, "r" * 64)
 
 
-def register(runner: Runner, job_id: str) -> asyncio.Future[str]:
-    return asyncio.ensure_future(runner.submit(job(job_id), lambda known: str(known.job_id)))
+def register(runner: Runner, job_id: str, *, light: bool = False) -> asyncio.Future[str]:
+    return asyncio.ensure_future(
+        runner.submit(job(job_id), lambda known: str(known.job_id), light=light)
+    )
+
+
+weights = pytest.mark.parametrize("light", [False, True], ids=["heavy", "light"])
+"""Whether the steps run on the writer's thread, or on the event loop."""
 
 
 async def committing(store: GatedStore) -> None:
@@ -104,11 +111,12 @@ async def committing(store: GatedStore) -> None:
     store.committing.clear()
 
 
-async def test_answers_and_effects_come_only_after_the_commit() -> None:
+@weights
+async def test_answers_and_effects_come_only_after_the_commit(light: bool) -> None:
     store = GatedStore()
     store.gate.clear()
     async with started(store) as (runner, heard):
-        answer = register(runner, "job-1")
+        answer = register(runner, "job-1", light=light)
         await committing(store)
         await asyncio.sleep(0)
         assert not answer.done()
@@ -131,11 +139,58 @@ async def test_what_arrives_during_a_commit_is_committed_together() -> None:
     assert [len(each.jobs) for each in store.commits] == [1, 49]
 
 
-async def test_reads_wait_for_the_commit_and_never_show_what_is_not_durable() -> None:
+@pytest.mark.parametrize(
+    ("light", "thread"), [(False, "rm-writer_0"), (True, "MainThread")], ids=["heavy", "light"]
+)
+async def test_only_light_events_are_stepped_on_the_event_loop(light: bool, thread: str) -> None:
+    from resource_manager.engine.step import step
+
+    threads: list[str] = []
+
+    def noted(state: Any, event: Any) -> Any:
+        if isinstance(event, JobRegistered):
+            threads.append(threading.current_thread().name)
+        return step(state, event)
+
+    store = GatedStore()
+    async with started(store, step=noted, light_s=inf) as (runner, _):
+        # The first batch possibly runs the timers, too, and is then not light.
+        await runner.read(lambda _state: None)
+        await register(runner, "job-1", light=light)
+        # In a batch with another event, a light event is stepped on the thread, too.
+        store.gate.clear()
+        first = register(runner, "job-2", light=light)
+        await committing(store)
+        rest = [register(runner, "job-3", light=True), register(runner, "job-4")]
+        await asyncio.sleep(0)
+        store.gate.set()
+        await asyncio.gather(first, *rest)
+    assert threads == [thread, thread, "rm-writer_0", "rm-writer_0"]
+
+
+async def test_steps_that_took_long_are_not_continued_on_the_event_loop() -> None:
+    from resource_manager.engine.step import step
+
+    threads: list[str] = []
+
+    def noted(state: Any, event: Any) -> Any:
+        if isinstance(event, JobRegistered):
+            threads.append(threading.current_thread().name)
+        return step(state, event)
+
+    # Every batch takes longer than 0 s.
+    async with started(GatedStore(), step=noted, light_s=0.0) as (runner, _):
+        await register(runner, "job-1")
+        await register(runner, "job-2", light=True)
+    assert threads == ["rm-writer_0", "rm-writer_0"]
+
+
+@weights
+async def test_reads_wait_for_the_commit_and_never_show_what_is_not_durable(light: bool) -> None:
     store = GatedStore()
     store.gate.clear()
     async with started(store) as (runner, _):
-        register(runner, "job-1")
+        register(runner, "job-1", light=light)
         await committing(store)
         seen = asyncio.ensure_future(
             runner.read(lambda state: (len(state.jobs), len(store.commits)))
@@ -224,7 +279,8 @@ async def test_large_batches_are_split_and_signs_of_life_go_first() -> None:
     assert order == ["urgent", "large-0", "large-1"]
 
 
-async def test_a_step_that_may_have_half_changed_the_books_drops_them() -> None:
+@weights
+async def test_a_step_that_may_have_half_changed_the_books_drops_them(light: bool) -> None:
     from resource_manager.engine.step import step
 
     def failing(state: Any, event: Any) -> Any:
@@ -236,7 +292,7 @@ async def test_a_step_that_may_have_half_changed_the_books_drops_them() -> None:
     store = GatedStore()
     async with started(store, step=failing) as (runner, heard):
         with pytest.raises(Exception, match="failed while it handled this call"):
-            await runner.submit(job("poison"))
+            await runner.submit(job("poison"), light=light)
         assert await runner.read(lambda state: list(state.jobs)) == []
         assert (heard.reloads, runner.rm_epoch) == ([2], 2)
         assert not any(changes.jobs for changes in store.commits)
