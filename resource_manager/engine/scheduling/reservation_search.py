@@ -114,6 +114,8 @@ class ReservationSearch:
         # For each host, the amounts of the members to which the search has already given this host.
         self._chosen: dict[str, Amounts] = {}
         self._everywhere: list[list[Candidate]] | None = None
+        # For each host, the result of `_if_others_ended`, which does not change during the search.
+        self._could: dict[str, Amounts] = {}
 
     @cached_property
     def requests(self) -> Sequence[MemberRequest]:
@@ -395,13 +397,12 @@ class ReservationSearch:
                 if (
                     (one_each and host_id in self._chosen)
                     or not admits(host)
-                    or self._need_with(host, members) is None
+                    or (need := self._need_with(host, members)) is None
                 ):
                     # The host is not put back into the list, because the room on a host only
                     # shrinks during the search.
                     continue
-                booked = _booked_by(host, members)
-                self._chosen[host_id] = add(booked, self._chosen.get(host_id, {}))
+                self._chosen[host_id] = need
                 for request, count in members:
                     self._trials.take(request, host, count)
                 counts[number, host_id] += 1
@@ -428,7 +429,9 @@ class ReservationSearch:
         that the search has already put there. Returns None if all these members would not fit even
         if all other slots on the host ended.
         """
-        need = add(_booked_by(host, members), self._chosen.get(host.host_id, {}))
+        need: Amounts = _booked_by(host, members)
+        if (chosen := self._chosen.get(host.host_id)) is not None:
+            need = add(need, chosen)
         if not fits(need, self._if_others_ended(host)) or not self._trials.fit_all(members, host):
             return None
         return need
@@ -460,10 +463,13 @@ class ReservationSearch:
         ready_ms = self._times.ready_ms(host, need) if self._times is not None else None
         return NEVER if ready_ms is None else ready_ms
 
-    def _if_others_ended(self, host: Host) -> dict[str, int]:
+    def _if_others_ended(self, host: Host) -> Amounts:
         """Returns the amounts that would be free on a host if all its slots ended, except for slots
         that possibly never end.
         """
+        known = self._could.get(host.host_id)
+        if known is not None:
+            return known
         # The owner's job must get more capacity than it has now. The capacity of its present slots
         # already belongs to the job, so these slots count as if they never ended.
         stays = [
@@ -475,7 +481,9 @@ class ReservationSearch:
         total, could = host.total, add(host.free(), host.booked)
         most = {name: min(amount, total.get(name, 0)) for name, amount in could.items()}
         slots = host.executor.registration.slots_max or UNLIMITED
-        return {**subtract(most, total_of(stays)), SLOTS: slots - len(stays)}
+        known = {**subtract(most, total_of(stays)), SLOTS: slots - len(stays)}
+        self._could[host.host_id] = known
+        return known
 
     def _cpus_if_others_ended(self, host: Host) -> CpuLedger | None:
         """Returns a copy of the host's cpu ledger with only the slots that possibly never end.
@@ -513,6 +521,10 @@ def _members(requests: Sequence[MemberRequest], shares: Iterable[Share]) -> Memb
 
 
 def _booked_by(host: Host, members: Members) -> dict[str, int]:
+    # One member on a host is the most frequent case, and it needs no sum.
+    if len(members) == 1 and members[0][1] == 1:
+        booked = host.booking_for(members[0][0])
+        return {**{name: amount for name, amount in booked.items() if amount}, SLOTS: 1}
     return _sum(({**host.booking_for(request), SLOTS: 1}, count) for request, count in members)
 
 
