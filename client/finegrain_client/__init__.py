@@ -126,6 +126,7 @@ if TYPE_CHECKING:
     from finegrain_client.types.preview import (
         Preview,
         PreviewedAction,
+        PreviewedSetting,
         PreviewedShare,
         PreviewedSlot,
     )
@@ -196,7 +197,9 @@ _NAMES: Final = {
     "finegrain_client.types.host_policy": "HostPolicyStatus",
     "finegrain_client.types.identities": "AuditCheck AuditEntry Denial NewToken TokenStatus WebLink"
     " WebSession",
-    "finegrain_client.types.preview": "Preview PreviewedAction PreviewedShare PreviewedSlot",
+    "finegrain_client.types.preview": (
+        "Preview PreviewedAction PreviewedSetting PreviewedShare PreviewedSlot"
+    ),
     "finegrain_client.types.providers": "ExecutorShape ProvidedExecutor Providers",
     "finegrain_client.types.status": (
         "ClusterEvent ClusterInfo ExecutorStatus Gang JobEvent JobStatus OutputChunk "
@@ -294,6 +297,7 @@ __all__ = [
     "PoolName",
     "Preview",
     "PreviewedAction",
+    "PreviewedSetting",
     "PreviewedShare",
     "PreviewedSlot",
     "ProvidedExecutor",

@@ -457,12 +457,15 @@ class Cluster(Operations, Identities):
         weight: float | None = None,
         maximum: Mapping[str, int | None] | None = None,
         minimum: Mapping[str, int | None] | None = None,
+        policy: Mapping[str, str | bool | None] | None = None,
+        clear: Sequence[str] = (),
     ) -> Preview:
         """Returns what an action of an administrator would change. Changes nothing.
 
         Args:
-            action: "DRAIN", "CORDON", "RELEASE", "END_JOB" or "SET_GROUP".
-            executor_id: the executor of DRAIN and CORDON.
+            action: "DRAIN", "CORDON", "RELEASE", "END_JOB", "SET_GROUP" or "SET_HOST_POLICY".
+            executor_id: the executor of DRAIN, CORDON and SET_HOST_POLICY. For SET_HOST_POLICY, an
+                empty text means the settings of the cluster.
             device: the device of CORDON, by name or UUID.
             allocation_ids: slots and requests of RELEASE, at most 1,000.
             job_id: the job of END_JOB.
@@ -470,11 +473,15 @@ class Cluster(Operations, Identities):
             weight: the new weight of the group; None means that it stays unchanged.
             maximum: new limits of the group by dimension; None removes a limit.
             minimum: new guaranteed amounts of the group by dimension; None removes a guarantee.
+            policy: new settings of SET_HOST_POLICY, by the names of the arguments of
+                `set_host_policy`.
+            clear: names of the settings that SET_HOST_POLICY would remove.
 
         Raises:
             NotFound: the executor, device, slot, job or group does not exist.
             InvalidArgument: a value is missing or not allowed.
         """
+        from finegrain_client.admin.host_policy import policy_of
         from finegrain_client.types.preview import Preview, PreviewedAction
 
         message = pb.PreviewActionRequest(
@@ -487,6 +494,8 @@ class Cluster(Operations, Identities):
             weight=weight,
             maximum={name: -1 if most is None else most for name, most in (maximum or {}).items()},
             minimum={name: -1 if most is None else most for name, most in (minimum or {}).items()},
+            policy=None if policy is None else policy_of(policy),
+            clear=clear,
         )
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.PreviewAction(message, timeout=timeout_s)

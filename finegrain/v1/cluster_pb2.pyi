@@ -44,6 +44,8 @@ class _PreviewedActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper
     """TerminateJob. Needs `job_id`."""
     PREVIEWED_ACTION_SET_GROUP: _PreviewedAction.ValueType  # 5
     """SetGroup. Needs `group`, which must exist, and `weight`, `maximum` or `minimum`."""
+    PREVIEWED_ACTION_SET_HOST_POLICY: _PreviewedAction.ValueType  # 6
+    """SetHostPolicy. Needs `policy` or `clear`; `executor_id` is empty for the settings of the cluster."""
 
 class PreviewedAction(_PreviewedAction, metaclass=_PreviewedActionEnumTypeWrapper):
     """An action that can be previewed."""
@@ -60,6 +62,8 @@ PREVIEWED_ACTION_END_JOB: PreviewedAction.ValueType  # 4
 """TerminateJob. Needs `job_id`."""
 PREVIEWED_ACTION_SET_GROUP: PreviewedAction.ValueType  # 5
 """SetGroup. Needs `group`, which must exist, and `weight`, `maximum` or `minimum`."""
+PREVIEWED_ACTION_SET_HOST_POLICY: PreviewedAction.ValueType  # 6
+"""SetHostPolicy. Needs `policy` or `clear`; `executor_id` is empty for the settings of the cluster."""
 global___PreviewedAction = PreviewedAction
 
 class _ExecutorState:
@@ -173,6 +177,8 @@ class PreviewActionRequest(google.protobuf.message.Message):
     WEIGHT_FIELD_NUMBER: builtins.int
     MAXIMUM_FIELD_NUMBER: builtins.int
     MINIMUM_FIELD_NUMBER: builtins.int
+    POLICY_FIELD_NUMBER: builtins.int
+    CLEAR_FIELD_NUMBER: builtins.int
     action: global___PreviewedAction.ValueType
     """The action."""
     executor_id: builtins.str
@@ -197,6 +203,14 @@ class PreviewActionRequest(google.protobuf.message.Message):
     def minimum(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Guaranteed amounts of the group; see SetGroupRequest."""
 
+    @property
+    def policy(self) -> finegrain.v1.cpus_pb2.HostPolicy:
+        """New settings of the host or of the cluster; see SetHostPolicyRequest."""
+
+    @property
+    def clear(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of settings to remove; see SetHostPolicyRequest."""
+
     def __init__(
         self,
         *,
@@ -209,9 +223,11 @@ class PreviewActionRequest(google.protobuf.message.Message):
         weight: builtins.float | None = ...,
         maximum: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         minimum: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        policy: finegrain.v1.cpus_pb2.HostPolicy | None = ...,
+        clear: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_weight", b"_weight", "weight", b"weight"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_weight", b"_weight", "action", b"action", "allocation_ids", b"allocation_ids", "device", b"device", "executor_id", b"executor_id", "group", b"group", "job_id", b"job_id", "maximum", b"maximum", "minimum", b"minimum", "weight", b"weight"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_weight", b"_weight", "policy", b"policy", "weight", b"weight"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_weight", b"_weight", "action", b"action", "allocation_ids", b"allocation_ids", "clear", b"clear", "device", b"device", "executor_id", b"executor_id", "group", b"group", "job_id", b"job_id", "maximum", b"maximum", "minimum", b"minimum", "policy", b"policy", "weight", b"weight"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_weight", b"_weight"]) -> typing.Literal["weight"] | None: ...
 
 global___PreviewActionRequest = PreviewActionRequest
@@ -231,6 +247,8 @@ class PreviewActionResponse(google.protobuf.message.Message):
     SUMMARY_FIELD_NUMBER: builtins.int
     ON_OTHER_DEVICES_FIELD_NUMBER: builtins.int
     WITHOUT_DEVICES_FIELD_NUMBER: builtins.int
+    SETTINGS_FIELD_NUMBER: builtins.int
+    EXECUTORS_FIELD_NUMBER: builtins.int
     slots_total: builtins.int
     """Number of slots that the action concerns."""
     jobs: builtins.int
@@ -247,6 +265,8 @@ class PreviewActionResponse(google.protobuf.message.Message):
     """
     without_devices: builtins.int
     """CORDON: number of slots of the executor without devices. The cordon does not concern them."""
+    executors: builtins.int
+    """SET_HOST_POLICY: number of executors on which a setting would change."""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PreviewedSlot]:
         """The slots that the action concerns, by job; at most 1,000."""
@@ -254,6 +274,12 @@ class PreviewActionResponse(google.protobuf.message.Message):
     @property
     def shares(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PreviewedShare]:
         """SET_GROUP: the groups whose share would change, and the named group, in order of name."""
+
+    @property
+    def settings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PreviewedSetting]:
+        """SET_HOST_POLICY: the settings whose value in effect would change on some executor. `slots` then has the slots with
+        dedicated cpus that would be reserved: they keep these cpus until they end.
+        """
 
     def __init__(
         self,
@@ -267,10 +293,42 @@ class PreviewActionResponse(google.protobuf.message.Message):
         summary: builtins.str = ...,
         on_other_devices: builtins.int = ...,
         without_devices: builtins.int = ...,
+        settings: collections.abc.Iterable[global___PreviewedSetting] | None = ...,
+        executors: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["jobs", b"jobs", "moving", b"moving", "on_other_devices", b"on_other_devices", "shares", b"shares", "slots", b"slots", "slots_total", b"slots_total", "summary", b"summary", "waiting", b"waiting", "without_devices", b"without_devices"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["executors", b"executors", "jobs", b"jobs", "moving", b"moving", "on_other_devices", b"on_other_devices", "settings", b"settings", "shares", b"shares", "slots", b"slots", "slots_total", b"slots_total", "summary", b"summary", "waiting", b"waiting", "without_devices", b"without_devices"]) -> None: ...
 
 global___PreviewActionResponse = PreviewActionResponse
+
+@typing.final
+class PreviewedSetting(google.protobuf.message.Message):
+    """A setting of hosts before and after an action."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    BEFORE_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
+    EXECUTORS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the setting: as in HostPolicy, or "strictly_reserved_cpus"."""
+    before: builtins.str
+    """The value in effect now, as text; empty: no cpus."""
+    after: builtins.str
+    """The value that would be in effect, as text; empty: no cpus."""
+    executors: builtins.int
+    """Number of executors with these two values."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        before: builtins.str = ...,
+        after: builtins.str = ...,
+        executors: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "before", b"before", "executors", b"executors", "name", b"name"]) -> None: ...
+
+global___PreviewedSetting = PreviewedSetting
 
 @typing.final
 class PreviewedSlot(google.protobuf.message.Message):

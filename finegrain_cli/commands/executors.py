@@ -16,6 +16,7 @@ from finegrain_cli import completing
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
+    DryRunOption,
     ManagerOption,
     OutputOption,
     enter_command,
@@ -24,6 +25,7 @@ from finegrain_cli.common import (
 from finegrain_cli.connection import open_cluster
 from finegrain_cli.text.cpus import POLICY_COLUMNS, SETTINGS, policy_rows
 from finegrain_cli.text.output import OutputFormat, print_object, table_lines
+from finegrain_cli.text.preview import preview_text
 
 if TYPE_CHECKING:
     from finegrain_client.types.host_policy import HostPolicyStatus
@@ -173,6 +175,7 @@ def set_(
             help="Remove a setting that was set with this command, such as bind-policy.",
         ),
     ] = [],  # noqa: B006 - typer wants the default as a list
+    dry_run: DryRunOption = False,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
     credentials: CredentialsOption = "",
@@ -181,13 +184,14 @@ def set_(
     """Set how an executor's host assigns cpus to slots.
 
     With --defaults, the settings apply to each host of the cluster that has no settings. A change
-    applies to new slots, from the next decision on, and survives restarts.
+    applies to new slots, from the next decision on, and survives restarts. --dry-run shows which
+    settings would change on how many executors, and the slots that have cpus to reserve.
 
     \b
     Examples:
       finegrain executors set host-a --bind-policy FullPCPUsOnly
       finegrain executors set host-a --clear bind-policy
-      finegrain executors set --defaults --alignment BestEffort
+      finegrain executors set --defaults --alignment BestEffort --dry-run
     """
     enter_command(output, manager, credentials, config)
     name = _subject(executor, defaults=defaults)
@@ -204,6 +208,17 @@ def set_(
         expected = ", ".join(f"--{each}" for each in SETTINGS)
         raise InvalidArgument("executors set", name or "--defaults", f"one of {expected}, --clear")
     with open_cluster() as cluster:
+        if dry_run:
+            policy = given | {
+                "reserved_cpus": _cpus(reserved_cpus),
+                "reserved_strict": reserved_strict,
+            }
+            preview = cluster.preview(
+                "SET_HOST_POLICY", executor_id=name or "", policy=policy, clear=cleared
+            )
+            text = f"would change {name or 'the cluster'}: {preview_text(preview)}"
+            print_object("Preview", preview.to_dict(), output, text)
+            return
         found = cluster.set_host_policy(
             name,
             **given,

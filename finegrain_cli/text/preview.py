@@ -18,6 +18,11 @@ def preview_text(found: Preview) -> str:
         f"  {each.group}  {each.before:.1%} to {each.after:.1%}, now {each.share_now:.1%}"
         for each in found.shares
     ]
+    lines += [
+        f"  {each.name}  {each.before or 'none'} to {each.after or 'none'}"
+        f"  on executors: {each.executors}"
+        for each in found.settings
+    ]
     if len(lines) > LINES_MAX:
         more = len(lines) - LINES_MAX
         lines = [*lines[:LINES_MAX], f"  and {more} more; -o json lists 1,000"]

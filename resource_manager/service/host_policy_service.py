@@ -15,10 +15,11 @@ from finegrain.rpc.wire_cpus import (
 )
 from finegrain.v1 import cluster_pb2
 from resource_manager.engine.executors.host_settings import SETTINGS, host_policy_view, policy_of
-from resource_manager.engine.model.entities import HostSetting
+from resource_manager.engine.model.entities import HostSetting, Instant
 from resource_manager.engine.model.events import HostPolicySet
 from resource_manager.engine.state import State
 from resource_manager.service.audit import audited
+from resource_manager.service.engine_driver import now
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire.encoding import write
 
@@ -45,15 +46,8 @@ class HostPolicyCalls:
         self, request: cluster_pb2.SetHostPolicyRequest, context: Any
     ) -> cluster_pb2.SetHostPolicyResponse:
         """See the protocol."""
-        executor_id = _name(request.executor_id)
-        policy = host_policy_from_proto(request.policy, "policy")
-        if len(request.clear) > len(SETTINGS):
-            expected = f"at most {len(SETTINGS)} of {', '.join(SETTINGS)}"
-            raise InvalidArgument("clear", f"{len(request.clear)} names", expected)
-        clear = tuple(request.clear)
-        answer = await self._runner.submit(
-            lambda at: HostPolicySet(at, executor_id, policy, clear), _set_response
-        )
+        executor_id = host_policy_event(request, now()).executor_id  # rejects a malformed call
+        answer = await self._runner.submit(lambda at: host_policy_event(request, at), _set_response)
         # The effective policy is read after the change, because settings of the host can have
         # priority.
         effective = await self._read(
@@ -64,6 +58,20 @@ class HostPolicyCalls:
 
     async def _read(self, read: Callable[[State], T]) -> T:
         return await self._runner.read(read, owner=current_caller().peer, items=1)
+
+
+def host_policy_event(request: cluster_pb2.SetHostPolicyRequest, at: Instant) -> HostPolicySet:
+    """Decodes a SetHostPolicy request. The engine makes the semantic checks.
+
+    Raises:
+        InvalidArgument: a field is malformed.
+    """
+    executor_id = _name(request.executor_id)
+    policy = host_policy_from_proto(request.policy, "policy")
+    if len(request.clear) > len(SETTINGS):
+        expected = f"at most {len(SETTINGS)} of {', '.join(SETTINGS)}"
+        raise InvalidArgument("clear", f"{len(request.clear)} names", expected)
+    return HostPolicySet(at, executor_id, policy, tuple(request.clear))
 
 
 def _set_response(setting: HostSetting) -> cluster_pb2.SetHostPolicyResponse:

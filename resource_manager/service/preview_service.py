@@ -13,6 +13,7 @@ from finegrain.v1 import cluster_pb2, slots_pb2
 from resource_manager.engine.explain import preview
 from resource_manager.engine.state import State
 from resource_manager.service.engine_driver import now
+from resource_manager.service.host_policy_service import host_policy_event
 from resource_manager.service.measured_use import MeasuredUse
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire import decoding
@@ -29,6 +30,7 @@ CORDON = cluster_pb2.PREVIEWED_ACTION_CORDON
 RELEASE = cluster_pb2.PREVIEWED_ACTION_RELEASE
 END_JOB = cluster_pb2.PREVIEWED_ACTION_END_JOB
 SET_GROUP = cluster_pb2.PREVIEWED_ACTION_SET_GROUP
+SET_HOST_POLICY = cluster_pb2.PREVIEWED_ACTION_SET_HOST_POLICY
 
 FIELDS = {
     DRAIN: ("executor_id",),
@@ -36,6 +38,7 @@ FIELDS = {
     RELEASE: ("allocation_ids",),
     END_JOB: ("job_id",),
     SET_GROUP: ("group", "weight", "maximum", "minimum"),
+    SET_HOST_POLICY: ("executor_id", "policy", "clear"),
 }
 """The fields that each action needs."""
 
@@ -82,6 +85,8 @@ class PreviewCalls:
             summary=_summary(action, found),
             on_other_devices=found.on_other_devices,
             without_devices=found.without_devices,
+            settings=write.each(cluster_pb2.PreviewedSetting, found.settings),
+            executors=found.executors,
         )
 
 
@@ -95,7 +100,8 @@ def _reads(request: cluster_pb2.PreviewActionRequest) -> Reads:
     action = request.action
     fields = FIELDS.get(action)
     if fields is None:
-        raise InvalidArgument("action", action, "DRAIN, CORDON, RELEASE, END_JOB or SET_GROUP")
+        expected = "DRAIN, CORDON, RELEASE, END_JOB, SET_GROUP or SET_HOST_POLICY"
+        raise InvalidArgument("action", action, expected)
     for field, value in request.ListFields():
         if field.name not in ("action", *fields):
             raise InvalidArgument(field.name, str(value), f"only {' and '.join(fields)}")
@@ -115,6 +121,20 @@ def _reads(request: cluster_pb2.PreviewActionRequest) -> Reads:
     if action == END_JOB:
         job_id = check_id("job_id", request.job_id)
         return lambda state: preview.Previews(state).end_job(job_id)
+    return _reads_policy(request) if action == SET_HOST_POLICY else _reads_group(request)
+
+
+def _reads_policy(request: cluster_pb2.PreviewActionRequest) -> Reads:
+    if not request.policy.ListFields() and not request.clear:
+        raise InvalidArgument("policy", "absent", "settings to change, or names in clear")
+    wanted = cluster_pb2.SetHostPolicyRequest(
+        executor_id=request.executor_id, policy=request.policy, clear=request.clear
+    )
+    event = host_policy_event(wanted, now())
+    return lambda state: preview.Previews(state).host_policy(event)
+
+
+def _reads_group(request: cluster_pb2.PreviewActionRequest) -> Reads:
     wanted = cluster_pb2.SetGroupRequest(
         name=request.group, maximum=request.maximum, minimum=request.minimum
     )
@@ -147,6 +167,16 @@ def _summary(action: int, found: preview.Preview) -> str:
         if below:
             text += f"; below the new minimum: {', '.join(below)}"
         return text
+    if action == SET_HOST_POLICY:
+        if not found.settings:
+            return "no setting in effect changes now"
+        changes = [
+            f"{each.name} {_shown(each.before)} to {_shown(each.after)}" for each in found.settings
+        ]
+        text = f"on {_counted(found.executors, 'executor')}: {', '.join(changes)}"
+        if found.slots_total:
+            text += f"; {slots} of {jobs} keep reserved cpus until they end"
+        return text
     if action in (DRAIN, CORDON):
         text = f"{slots} of {jobs} stay until they end"
         if found.slots:
@@ -160,6 +190,10 @@ def _summary(action: int, found: preview.Preview) -> str:
         return text
     waiting = _counted(found.waiting, "queued request")
     return f"{slots} of {jobs} end with their tasks, {waiting} cancelled"
+
+
+def _shown(value: str) -> str:
+    return value or "none"
 
 
 def _counted(count: int, noun: str) -> str:

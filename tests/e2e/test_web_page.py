@@ -215,3 +215,42 @@ def test_a_group_shows_what_its_slots_really_use(daemons: Daemons, browser: Brow
     for process in (run, page):
         process.send_signal(signal.SIGINT)
         finish(process)
+
+
+def test_an_administrator_changes_a_policy_and_limits_after_a_preview(
+    daemons: Daemons, browser: Browser
+) -> None:
+    daemons.manager.start()
+    daemons.manager.endpoint()
+    daemons.executor(name := unique("web")).start()
+    daemons.await_executors(name)
+    page = daemons.cli.start("web", "--no-browser")
+    host, _, code = read_until(page, b"\n").decode().strip().partition("#")
+    browser.open(f"{host}executors/{name}#{code}")
+    browser.shows("Set for this host")
+    browser.run(
+        "const one = [...document.querySelectorAll('fieldset label')]"
+        ".find((each) => each.innerText.startsWith('alignment')).querySelector('select');"
+        "one.value = 'BEST_EFFORT'; one.dispatchEvent(new Event('change', { bubbles: true }))"
+    )
+    options = ("--alignment", "BestEffort", "--dry-run")
+    preview = daemons.cli.json("executors", "set", name, *options)
+    browser.click("button", "Change policy")
+    browser.shows(preview["summary"], "on 1 executor: alignment None to BestEffort")
+    browser.click("button.danger", "Change policy")
+    browser.lacks("dialog")
+    assert daemons.cli.json("executors", "policy", name)["effective"]["alignment"] == "BestEffort"
+
+    browser.visit("/groups?group=default")
+    browser.shows("Minimum (reserved)")
+    browser.run("document.querySelector('fieldset input').focus()")
+    browser.press("2")
+    browser.click("button", "Change")
+    browser.shows("no share changes now; below the new minimum: cpu_milli")
+    browser.click("button.danger", "Change")
+    browser.lacks("dialog")
+    (group,) = [each for each in daemons.cli.json("groups")["groups"] if each["name"] == "default"]
+    assert group["minimum"] == {"cpu_milli": 2000}
+    assert browser.errors() == []
+    page.send_signal(signal.SIGINT)
+    finish(page)

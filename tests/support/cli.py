@@ -37,7 +37,7 @@ from finegrain_client.types.fairness import (
 )
 from finegrain_client.types.groups import Groups, GroupStatus, UserStatus
 from finegrain_client.types.host_policy import HostPolicyStatus
-from finegrain_client.types.preview import Preview, PreviewedShare, PreviewedSlot
+from finegrain_client.types.preview import Preview, PreviewedSetting, PreviewedShare, PreviewedSlot
 from finegrain_client.types.providers import ExecutorShape, ProvidedExecutor, Providers
 from finegrain_client.types.topology import TopologyReport
 from tests.support.cli_cpus import ALIGNED_LSR, HOST_POLICY, PINNED
@@ -510,6 +510,10 @@ class FakeCluster:
         moving = int(action in ("DRAIN", "CORDON"))
         if not moving:
             slot = replace(slot, other_executor_id="")
+        if action == "SET_HOST_POLICY":
+            setting = PreviewedSetting("reserved_cpus", "", "0-1", 1)
+            text = "on 1 executor: reserved_cpus none to 0-1"
+            return Preview((slot,), 1, 1, 0, 0, (), text, 0, 0, (setting,), 1)
         if action == "SET_GROUP":
             return Preview(
                 (), 0, 0, 0, 0, (PreviewedShare("ml", 0.5, 0.25, 0.5, ()),), "shares", 0, 0

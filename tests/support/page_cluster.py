@@ -233,10 +233,33 @@ class PageCluster(PageObjects):
         ]
         return cluster_pb2.ListEventsResponse(events=found, next_sequence=len(self.events) + 1)
 
+    async def GetHostPolicy(
+        self, request: cluster_pb2.GetHostPolicyRequest, **_: Any
+    ) -> cluster_pb2.GetHostPolicyResponse:
+        answer = cluster_pb2.GetHostPolicyResponse(number=1, followed_number=1)
+        answer.set.reserved_cpus = "0-1"
+        effective = answer.effective.policy
+        effective.bind = cpus_pb2.HOST_BIND_POLICY_NONE
+        effective.numa_strategy = cpus_pb2.NUMA_STRATEGY_LEAST_ALLOCATED
+        effective.alignment = cpus_pb2.NUMA_POLICY_NONE
+        effective.reserved_cpus, effective.reserved_strict = "0-1", False
+        effective.default_bind = cpus_pb2.BIND_POLICY_FULL_PCPUS
+        effective.default_exclusive = cpus_pb2.EXCLUSIVE_POLICY_NONE
+        answer.effective.origins["reserved_cpus"] = "operator"
+        return answer
+
     async def PreviewAction(
         self, request: cluster_pb2.PreviewActionRequest, **_: Any
     ) -> cluster_pb2.PreviewActionResponse:
         slots = self.slots_at(number_of(request.executor_id)) if request.executor_id else []
+        if request.HasField("policy"):
+            answer = cluster_pb2.PreviewActionResponse(
+                summary=self.text("on 1 executor"), executors=1
+            )
+            answer.settings.add(
+                name="alignment", before="None", after=self.text("Restricted"), executors=1
+            )
+            return answer
         if request.group:
             answer = cluster_pb2.PreviewActionResponse(summary=self.text("changes one share"))
             below = ["cpu_milli", self.text("slots")] if request.minimum else []

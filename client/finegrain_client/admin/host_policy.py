@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from finegrain.cpu_policy import (
@@ -14,6 +15,7 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpu_words import read_word
 from finegrain.cpuset import CpuSet
+from finegrain.errors import InvalidArgument
 from finegrain.mapping.stored import STORED
 from finegrain.rpc.wire_cpus import host_policy_to_proto
 from finegrain.v1 import cpus_pb2
@@ -29,6 +31,27 @@ WORDS: dict[str, type[StrEnum]] = {
 
 NOT_FOR_HOSTS: tuple[StrEnum, ...] = (BindPolicy.DEFAULT, BindPolicy.CONSTRAINED_BURST)
 """The words that only requests may use."""
+
+
+def policy_of(settings: Mapping[str, str | bool | None]) -> cpus_pb2.HostPolicy:
+    """Returns a message with settings by name. See `policy_message`.
+
+    Raises:
+        InvalidArgument: a name or a value is not allowed.
+    """
+    words: dict[str, str | None] = {}
+    strict = cpus = None
+    for name, value in settings.items():
+        if name == "reserved_strict" and (value is None or isinstance(value, bool)):
+            strict = value
+        elif name == "reserved_cpus" and not isinstance(value, bool):
+            cpus = value
+        elif name in WORDS and not isinstance(value, bool):
+            words[name] = value
+        else:
+            expected = f"{', '.join(WORDS)} or reserved_cpus with a text, or reserved_strict"
+            raise InvalidArgument(f"policy.{name}", value, expected)
+    return policy_message(words, cpus, strict)
 
 
 def policy_message(

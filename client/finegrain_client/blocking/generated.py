@@ -1220,12 +1220,15 @@ class Cluster(LoopOwner["AsyncCluster"]):
         weight: float | None = None,
         maximum: Mapping[str, int | None] | None = None,
         minimum: Mapping[str, int | None] | None = None,
+        policy: Mapping[str, str | bool | None] | None = None,
+        clear: Sequence[str] = (),
     ) -> Preview:
         """Returns what an action of an administrator would change. Changes nothing.
 
         Args:
-            action: "DRAIN", "CORDON", "RELEASE", "END_JOB" or "SET_GROUP".
-            executor_id: the executor of DRAIN and CORDON.
+            action: "DRAIN", "CORDON", "RELEASE", "END_JOB", "SET_GROUP" or "SET_HOST_POLICY".
+            executor_id: the executor of DRAIN, CORDON and SET_HOST_POLICY. For SET_HOST_POLICY, an
+                empty text means the settings of the cluster.
             device: the device of CORDON, by name or UUID.
             allocation_ids: slots and requests of RELEASE, at most 1,000.
             job_id: the job of END_JOB.
@@ -1233,6 +1236,9 @@ class Cluster(LoopOwner["AsyncCluster"]):
             weight: the new weight of the group; None means that it stays unchanged.
             maximum: new limits of the group by dimension; None removes a limit.
             minimum: new guaranteed amounts of the group by dimension; None removes a guarantee.
+            policy: new settings of SET_HOST_POLICY, by the names of the arguments of
+                `set_host_policy`.
+            clear: names of the settings that SET_HOST_POLICY would remove.
 
         Raises:
             NotFound: the executor, device, slot, job or group does not exist.
@@ -1249,6 +1255,8 @@ class Cluster(LoopOwner["AsyncCluster"]):
                 weight=weight,
                 maximum=maximum,
                 minimum=minimum,
+                policy=policy,
+                clear=clear,
             )
         )
 

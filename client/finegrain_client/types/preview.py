@@ -16,6 +16,7 @@ class PreviewedAction(StrEnum):
     RELEASE = "RELEASE"
     END_JOB = "END_JOB"
     SET_GROUP = "SET_GROUP"
+    SET_HOST_POLICY = "SET_HOST_POLICY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,16 @@ class PreviewedShare(Value):
 
 
 @dataclass(frozen=True, slots=True)
+class PreviewedSetting(Value):
+    """A setting of hosts before and after an action, as text."""
+
+    name: str  # as in HostPolicy, or "strictly_reserved_cpus"
+    before: str  # empty if there are no cpus
+    after: str
+    executors: int  # number of executors with these two values
+
+
+@dataclass(frozen=True, slots=True)
 class Preview(Value):
     """What an action would change."""
 
@@ -58,3 +69,5 @@ class Preview(Value):
     summary: str  # one sentence
     on_other_devices: int  # CORDON: slots of the executor with other devices only
     without_devices: int  # CORDON: slots of the executor without devices
+    settings: tuple[PreviewedSetting, ...] = ()  # settings in effect that would change
+    executors: int = 0  # executors on which a setting would change

@@ -182,9 +182,16 @@ function Preview({ action }) {
     ["more than the new maximum", (each) => each.exceeded.map(dimension).join(", ") || "no"],
     ["less than the new minimum", (each) => each.below_minimum.map(dimension).join(", ") || "no"],
   ];
+  const settings = [
+    ["setting", (each) => each.name.replaceAll("_", " ")],
+    ["before", (each) => each.before || "none"],
+    ["after", (each) => each.after || "none"],
+    ["executors", (each) => each.executors],
+  ];
   if (found.error?.status === 404) return null; // an older resource manager has no previews
   return html`<${Shown} found=${found}>${(data) => html`<p>${data.summary}</p>
     ${data.slots.length > 0 && html`<${Table} caption=${`The first ${Math.min(data.slots.length, PREVIEWED_MAX)} of ${data.slots_total} slots`} columns=${columns} rows=${data.slots.slice(0, PREVIEWED_MAX)} empty="" />`}
+    ${(data.settings ?? []).length > 0 && html`<${Table} caption="Settings in effect" columns=${settings} rows=${data.settings} empty="" />`}
     ${data.shares.length > 0 && html`<${Table} caption="Shares of groups" columns=${shares} rows=${data.shares} empty="" />`}`}<//>`;
 }
 

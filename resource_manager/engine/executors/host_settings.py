@@ -24,6 +24,7 @@ from finegrain.mapping.stored import STORED
 from resource_manager.engine.executors.cpu_states import adopt_settings
 from resource_manager.engine.hosts.allowed_cpus import (
     CLUSTER,
+    HostCpus,
     announced_by,
     cluster_policy,
     host_cpus,
@@ -138,12 +139,8 @@ def set_host_policy(state: State, event: HostPolicySet) -> HostSetting:
     before = known_setting(state.hosts, state.host_settings, event.executor_id)
     # All checks must come before the first change, because a rejected event must not change the
     # state.
-    wanted = _wanted(before.policy if before is not None else NOTHING_SET, event)
+    wanted = checked_policy(state.hosts, state.host_settings, event)
     host = state.hosts.get(event.executor_id)
-    if event.executor_id == CLUSTER:
-        _refuse_of_one_host(event)
-    elif host is not None:
-        _check_cpus(host, wanted)
     cordons = before.cordons if before is not None else ()
     if before is not None and before.policy == wanted:  # a repetition gets no new number
         return before
@@ -175,6 +172,48 @@ def set_host_policy(state: State, event: HostPolicySet) -> HostSetting:
             seen.cluster_policy = cluster_policy(state.host_settings, state.settings.cluster_policy)
             seen.settle_cpus()
     return setting
+
+
+def checked_policy(
+    hosts: Hosts, host_settings: dict[str, HostSetting], event: HostPolicySet
+) -> HostPolicy:
+    """Returns the settings that administrators would have made after the event. Changes nothing.
+
+    Args:
+        hosts: all hosts.
+        host_settings: all settings, by executor id.
+        event: the event, which concerns a host or the cluster.
+
+    Raises:
+        NotFound, InvalidArgument: see `set_host_policy`.
+    """
+    before = known_setting(hosts, host_settings, event.executor_id)
+    wanted = _wanted(before.policy if before is not None else NOTHING_SET, event)
+    host = hosts.get(event.executor_id)
+    if event.executor_id == CLUSTER:
+        _refuse_of_one_host(event)
+    elif host is not None:
+        _check_cpus(host, wanted)
+    return wanted
+
+
+def policy_after(
+    host: Host, executor_id: str, wanted: HostPolicy, configured: HostPolicy
+) -> HostCpus:
+    """Returns the settings and cpus that would apply on a host if administrators made some
+    settings.
+
+    Args:
+        host: the host.
+        executor_id: the id of the host, or `CLUSTER` if the settings are for the whole cluster.
+        wanted: the settings.
+        configured: the settings of the cluster in the configuration of the resource manager.
+    """
+    own, cluster = wanted, host.cluster_policy
+    if executor_id == CLUSTER:
+        made = {CLUSTER: HostSetting(CLUSTER, wanted, 0)}
+        own, cluster = host.operator_policy, cluster_policy(made, configured)
+    return host_cpus(host.executor.registration, host.executor.cpu_state, own, cluster)
 
 
 def _wanted(before: HostPolicy, event: HostPolicySet) -> HostPolicy:

@@ -7,18 +7,21 @@ group, the preview says which shares would change.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from finegrain.cpuset import CpuSet
 from finegrain.values.states import SlotState
 from resource_manager.engine.executors.device_cordons import known_device
+from resource_manager.engine.executors.host_settings import checked_policy, policy_after
 from resource_manager.engine.explain.groups import entitlements
 from resource_manager.engine.fairness.quotas import used_of
+from resource_manager.engine.hosts.allowed_cpus import CLUSTER
 from resource_manager.engine.jobs.groups import changed_group, known_group
 from resource_manager.engine.lifecycle.known import known_host, known_job, known_request
 from resource_manager.engine.model.entities import Request, Slot
-from resource_manager.engine.model.events import GroupSet
+from resource_manager.engine.model.events import GroupSet, HostPolicySet
 from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduling_key
 from resource_manager.engine.placement.tentative import Members, TentativePlacer
 from resource_manager.engine.queue.gangs import MemberRequest
@@ -73,6 +76,32 @@ class SharePreview:
 
 
 @dataclass(frozen=True, slots=True)
+class SettingPreview:
+    """A setting of hosts before and after an action, as text.
+
+    Attributes:
+        executors: the number of executors on which the setting has these two values.
+    """
+
+    name: str
+    before: str
+    after: str
+    executors: int
+
+
+PREVIEWED_SETTINGS = (
+    "bind",
+    "numa_strategy",
+    "alignment",
+    "reserved_cpus",
+    "strictly_reserved_cpus",
+    "default_bind",
+    "default_exclusive",
+)
+"""The settings in effect that a preview compares."""
+
+
+@dataclass(frozen=True, slots=True)
 class Preview:
     """The effect of an action.
 
@@ -86,6 +115,8 @@ class Preview:
         on_other_devices: for a cordon, the number of slots of the executor that have only other
             devices.
         without_devices: for a cordon, the number of slots of the executor without devices.
+        settings: for a host policy, the settings in effect that would change.
+        executors: for a host policy, the number of executors on which a setting would change.
     """
 
     slots: Sequence[SlotPreview] = ()
@@ -95,6 +126,8 @@ class Preview:
     shares: Sequence[SharePreview] = ()
     on_other_devices: int = 0
     without_devices: int = 0
+    settings: Sequence[SettingPreview] = ()
+    executors: int = 0
 
     @property
     def jobs(self) -> int:
@@ -201,6 +234,40 @@ class Previews:
                 shares.append(SharePreview(name, now, old, new, *limits))
         return Preview(shares=shares)
 
+    def host_policy(self, event: HostPolicySet) -> Preview:
+        """Returns the settings that would change on hosts, and the slots with dedicated cpus that
+        would be reserved.
+
+        The cost is linear in the number of executors if the event is about the cluster.
+
+        Raises:
+            NotFound: the executor is unknown and has no settings.
+            InvalidArgument: a setting is not allowed; see `set_host_policy`.
+        """
+        hosts, configured = self.state.hosts, self.state.settings.cluster_policy
+        wanted = checked_policy(hosts, self.state.host_settings, event)
+        one = hosts.get(event.executor_id)
+        changes: Counter[tuple[str, str, str]] = Counter()
+        slots: list[Slot] = []
+        executors = 0
+        for host in hosts.values() if event.executor_id == CLUSTER else (one,):
+            if host is None:
+                continue
+            before = host.present.policy
+            after = policy_after(host, event.executor_id, wanted, configured).policy
+            if before == after:
+                continue
+            executors += 1
+            for name in PREVIEWED_SETTINGS:
+                old, new = getattr(before, name), getattr(after, name)
+                if old != new:
+                    changes[name, str(old), str(new)] += 1
+            reserved = after.reserved_cpus - before.reserved_cpus
+            if reserved:
+                slots += [each for each in host.slots.values() if _has_cpus_of(each, reserved)]
+        settings = [SettingPreview(*key, count) for key, count in sorted(changes.items())]
+        return replace(self._listed(slots), settings=settings, executors=executors)
+
     def _moved(self, slots: Iterable[Slot], executor_id: str) -> Preview:
         """Lists slots, and seeks another executor for each of the first `SLOTS_MAX` slots.
 
@@ -250,6 +317,10 @@ class Previews:
     def _slot(self, slot: Slot) -> SlotPreview:
         job = self.state.jobs[slot.job_id]
         return SlotPreview(slot, job.name, job.group)
+
+
+def _has_cpus_of(slot: Slot, cpus: CpuSet) -> bool:
+    return slot.assignment is not None and bool(slot.assignment.cpus & cpus)
 
 
 def _key_of(request: Request, slot: Slot) -> SchedulingKey:

@@ -22,7 +22,7 @@ from resource_manager.engine.explain.lists import (
     JobView,
     RequestView,
 )
-from resource_manager.engine.explain.preview import SharePreview, SlotPreview
+from resource_manager.engine.explain.preview import SettingPreview, SharePreview, SlotPreview
 from resource_manager.engine.explain.provisions import ProvidedView, ProvidersView, ShapeView
 from resource_manager.engine.model.entities import (
     ClusterEvent,
@@ -115,6 +115,7 @@ WRITINGS = (
         kept="slot",
     ),
     Writing(SharePreview, cluster_pb2.PreviewedShare),
+    Writing(SettingPreview, cluster_pb2.PreviewedSetting),
     Writing(ClusterEvent, cluster_pb2.ClusterEvent, {"event_time": "time_ms"}),
     Writing(
         JobView,

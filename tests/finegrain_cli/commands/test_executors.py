@@ -60,6 +60,18 @@ def test_settings_of_the_cluster(finegrain: Finegrain, cluster: FakeCluster) -> 
     assert (data["kind"], data["executor_id"]) == ("HostPolicy", "")
 
 
+def test_a_dry_run_shows_what_a_policy_would_change(
+    finegrain: Finegrain, cluster: FakeCluster
+) -> None:
+    arguments = ("executors", "set", "host-a", "--reserved-cpus", "0-1", "--dry-run")
+    first, *lines = finegrain(*arguments).stdout.splitlines()
+    assert first == "would change host-a: on 1 executor: reserved_cpus none to 0-1"
+    assert lines[-1] == "  reserved_cpus  none to 0-1  on executors: 1"
+    data = json.loads(finegrain(*arguments, "-o", "json").stdout)
+    assert (data["kind"], data["settings"][0]["after"], data["executors"]) == ("Preview", "0-1", 1)
+    assert cluster.done == []
+
+
 def test_json_keeps_its_shape(finegrain: Finegrain, cluster: FakeCluster) -> None:
     result = finegrain("executors", "policy", "host-a", "-o", "json")
     assert json.loads(result.stdout) == json.loads(GOLDEN.read_text(encoding="utf-8"))

@@ -113,6 +113,15 @@ def test_texts_never_become_markup(browser: Browser) -> None:
         browser.click("button", "Change")
         browser.shows("Change group vision <img", "expected printable text")
         assert browser.run("return document.querySelectorAll('img, main script').length") == 0
+        browser.visit("/executors/host-00000")
+        browser.shows("Set for this host")
+        browser.run(
+            "const one = document.querySelector('fieldset select'); one.value = 'NONE';"
+            "one.dispatchEvent(new Event('change', { bubbles: true }))"
+        )
+        browser.click("button", "Change policy")
+        browser.shows(f"Restricted {shown(HOSTILE)}")
+        assert browser.run("return document.querySelectorAll('img, main script').length") == 0
         assert browser.errors() == []
 
 

@@ -283,6 +283,21 @@ def test_a_new_weight_shows_the_shares_before_and_after(browser: Browser, served
     browser.shows("less than the new minimum", "cpu, slots")
 
 
+def test_a_new_policy_shows_the_settings_before_and_after(browser: Browser, served: Served) -> None:
+    browser.open(served.address("/executors/host-00000"))
+    browser.shows("Settings for new slots", "LeastAllocated", "Set for this host")
+    assert browser.run("return document.querySelector('fieldset input').value") == "0-1"
+    rows = browser.run(
+        "return [...document.querySelectorAll('[aria-label^=Settings] tbody tr')]"
+        ".map((each) => each.innerText)"
+    )
+    assert rows[:1] == ["bind\tNone\tbuilt-in"]
+    assert rows[3:5] == ["reserved cpus\t0-1\toperator", "strictly reserved cpus\tnone\toperator"]
+    choose(browser, "alignment", "RESTRICTED")
+    browser.click("button", "Change policy")
+    browser.shows("Change the cpu policy of host-00000?", "Settings in effect", "Restricted")
+
+
 def test_a_device_can_be_cordoned(browser: Browser, served: Served) -> None:
     browser.open(served.address("/executors/host-00001"))
     browser.click("td button", "Cordon")

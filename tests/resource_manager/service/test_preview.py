@@ -101,9 +101,36 @@ async def test_a_weight_says_the_shares_before_and_after(rm: RunningRm) -> None:
     assert weights["low"] == 1
 
 
+async def test_a_host_policy_says_the_settings_before_and_after(rm: RunningRm) -> None:
+    async with ScriptedExecutor(rm), ScriptedExecutor(rm, executor_id="host-b"), client(rm) as own:
+        one = await own.preview("SET_HOST_POLICY", executor_id="host-a", policy={"bind": "None"})
+        other = await own.preview(
+            "SET_HOST_POLICY", executor_id="host-a", policy={"alignment": "BestEffort"}
+        )
+        whole = await own.preview("SET_HOST_POLICY", policy={"alignment": "restricted"})
+        async with client(rm, "operator/root") as administrator:
+            await administrator.set_host_policy("host-a", alignment="Restricted")
+        less = await own.preview("SET_HOST_POLICY", policy={"alignment": "Restricted"})
+        cleared = await own.preview("SET_HOST_POLICY", executor_id="host-a", clear=["alignment"])
+    assert (one.settings, one.executors) == ((), 0)
+    assert one.summary == "no setting in effect changes now"
+    assert other.summary == "on 1 executor: alignment None to BestEffort"
+    assert [each.to_dict() for each in whole.settings] == [
+        {"name": "alignment", "before": "None", "after": "Restricted", "executors": 2}
+    ]
+    assert (less.executors, cleared.summary) == (
+        1,
+        "on 1 executor: alignment Restricted to None",
+    )
+
+
 @pytest.mark.parametrize(
     ("action", "fields", "text"),
     [
+        ("SET_HOST_POLICY", {"executor_id": "host-a"}, "settings to change"),
+        ("SET_HOST_POLICY", {"policy": {"reserved_cpus": "0"}}, "no value for the cluster"),
+        ("SET_HOST_POLICY", {"policy": {"colour": "red"}}, "policy.colour"),
+        ("SET_HOST_POLICY", {"clear": ["colour"]}, "clear is 'colour'"),
         ("DRAIN", {}, "executor_id"),
         ("DRAIN", {"executor_id": "a", "job_id": "j"}, "only executor_id"),
         ("CORDON", {"executor_id": "host-a"}, "device"),
@@ -130,6 +157,7 @@ async def test_unknown_objects_are_named(rm: RunningRm) -> None:
             ("CORDON", {"executor_id": "host-a", "device": "gpu7"}),
             ("END_JOB", {"job_id": "nobody"}),
             ("SET_GROUP", {"group": "nobody", "weight": 2}),
+            ("SET_HOST_POLICY", {"executor_id": "nobody", "policy": {"bind": "None"}}),
         ):
             with pytest.raises(NotFound):
                 await cluster.preview(action, **fields)

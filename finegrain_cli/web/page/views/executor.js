@@ -11,6 +11,7 @@ import { Tasks } from "../output.js";
 import { Action, Choice, Legend, Link, Shown, Table, html, useData } from "../parts.js";
 import { jobPath, query, requestPath, set, setting } from "../place.js";
 import { EventTable } from "./events.js";
+import { Policy } from "./policy.js";
 
 const ROW = 24;
 const GAP = 5;
@@ -32,6 +33,7 @@ export function Executor({ id }) {
     <${HostMap} report=${report} devices=${devices} />
     <${Chosen} slots=${executor.slot_list} />
     <${Cpus} report=${report} host=${executor.used.host} />
+    <${Policy} id=${id} />
     <h2>Use in the last hour</h2><${UsageCharts} samples=${samples} write=${write} />
     <h2>Devices</h2>
     <${Table} caption="GPUs and other devices" rows=${devices} empty="This executor has no devices." columns=${DEVICES} />

@@ -23,10 +23,11 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import CpuSet
 from finegrain.errors import FinegrainError, InvalidArgument, NotFound, Reason
+from resource_manager.engine.explain.preview import Previews
 from resource_manager.engine.explain.topology import topology_view
 from resource_manager.engine.model.entities import HostSetting
 from resource_manager.engine.model.events import ForgetRequested, HostPolicySet
-from tests.support.engine_cluster import BE, EngineCluster, numa_host
+from tests.support.engine_cluster import BE, LSR, EngineCluster, numa_host
 
 ALIGNED = {"alignment": "SingleNUMANode"}
 NODE_0 = "0-3,8-11"
@@ -311,3 +312,31 @@ def test_hosts_that_tell_nothing_of_cpus_have_none_to_reserve() -> None:
     assert "none are known" in refused(cluster, reserved_cpus=cpus("0")).message
     set_policy(cluster, alignment=NumaPolicy.BEST_EFFORT)
     assert cluster.free_cpu() == 16_000
+
+
+@pytest.mark.parametrize("name", ["host-a", ""])
+def test_a_preview_names_the_settings_that_a_change_then_has(name: str) -> None:
+    cluster = EngineCluster.settled(numa_host(), numa_host("host-b"))
+    event = HostPolicySet(cluster.at, name, HostPolicy(bind=HostBindPolicy.FULL_PCPUS_ONLY))
+    found = Previews(cluster.state).host_policy(event)
+    hosts = cluster.state.hosts.values()
+    assert {each.present.policy.bind for each in hosts} == {HostBindPolicy.NONE}
+    set_policy(cluster, name, bind=HostBindPolicy.FULL_PCPUS_ONLY)
+    changed = [each for each in hosts if each.present.policy.bind is not HostBindPolicy.NONE]
+    assert [(each.name, each.before, each.after, each.executors) for each in found.settings] == [
+        ("bind", "None", "FullPCPUsOnly", len(changed))
+    ]
+    assert found.executors == len(changed) == (1 if name else 2)
+
+
+def test_a_preview_names_the_slots_whose_cpus_would_be_reserved() -> None:
+    cluster = EngineCluster.settled(numa_host())
+    cluster.submit("first", "second", cpu_milli=2_000, cpu_policy=LSR)
+    own = {each.allocation_id: each.assignment for each in cluster.state.slots.values()}
+    assert own["first"] is not None
+    reserved = HostPolicy(reserved_cpus=own["first"].cpus)
+    found = Previews(cluster.state).host_policy(HostPolicySet(cluster.at, "host-a", reserved))
+    assert [each.slot.allocation_id for each in found.slots] == ["first"]
+    assert [(each.name, each.after) for each in found.settings] == [
+        ("reserved_cpus", str(own["first"].cpus))
+    ]
