@@ -345,7 +345,8 @@ def test_ctrl_c_during_the_start_shows_no_traceback(small: Small, delay_s: float
     interrupt(process)
     outcome = finish(process)
     assert outcome.code in (-signal.SIGINT, 1, 130)  # 1: click aborts the command
-    assert "Traceback" not in outcome.stderr
+    # On a busy machine, Python itself may still be starting, and then shows a traceback.
+    assert "__main__.py" not in outcome.stderr
     small.cli.settle()
 
 
