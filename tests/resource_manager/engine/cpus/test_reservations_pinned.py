@@ -48,7 +48,7 @@ def held(cluster: EngineCluster) -> list[str]:
     return sorted(cluster.state.reservations.on_host)
 
 
-def test_a_host_that_is_held_for_a_whole_node_gives_no_cpus_to_anybody_else() -> None:
+def test_a_host_that_is_reserved_for_a_whole_node_gives_no_cpus_to_other_requests() -> None:
     cluster = cluster_of("host-a")
     cluster.submit(
         "node", cpu_milli=8_000, policy=ONE_NODE
@@ -69,7 +69,7 @@ def test_a_host_that_is_held_for_a_whole_node_gives_no_cpus_to_anybody_else() ->
     assert cluster.state_of("bound") == "GRANTED"
 
 
-def test_nothing_is_held_on_hosts_that_would_not_suit_even_when_empty() -> None:
+def test_no_host_is_reserved_that_is_unsuitable_even_when_empty() -> None:
     small = numa_host("host-a", nodes=2, cores=2)
     cluster = EngineCluster.settled(small, numa_host("host-b"), fairness=IMPATIENT)
     for at in range(4):
@@ -79,7 +79,7 @@ def test_nothing_is_held_on_hosts_that_would_not_suit_even_when_empty() -> None:
     assert held(cluster) == ["host-b"]
 
 
-def test_what_is_held_is_given_up_when_the_host_comes_to_align_otherwise() -> None:
+def test_a_reservation_ends_if_the_alignment_policy_of_its_host_changes() -> None:
     cluster = cluster_of("host-a", "host-b")
     both_nodes = CpuPolicy(QosClass.LSR, numa=NumaPolicy.RESTRICTED, numa_required=True)
     cluster.submit("wide", cpu_milli=12_000, policy=both_nodes)
@@ -94,7 +94,7 @@ def test_what_is_held_is_given_up_when_the_host_comes_to_align_otherwise() -> No
     assert any("could no longer serve it" in each for each in cluster.history("reservation_ended"))
 
 
-def test_a_gang_has_hosts_held_that_suit_all_its_members_together() -> None:
+def test_the_reserved_hosts_of_a_gang_suit_all_its_members_together() -> None:
     cluster = cluster_of("host-a", "host-b")
     cluster.submit_gang("g", [8_000] * 3, policy=ONE_NODE)
     starve(cluster)
@@ -104,7 +104,7 @@ def test_a_gang_has_hosts_held_that_suit_all_its_members_together() -> None:
     assert held(cluster) == []
 
 
-def test_the_growth_of_a_slot_is_held_for_until_its_node_has_room() -> None:
+def test_capacity_is_reserved_for_the_growth_of_a_slot_until_its_node_has_room() -> None:
     cluster = EngineCluster.settled(
         numa_host(policy={"numa_strategy": "MostAllocated"}), fairness=IMPATIENT
     )
@@ -122,7 +122,7 @@ def test_the_growth_of_a_slot_is_held_for_until_its_node_has_room() -> None:
     assert cluster.state_of("other") == "GRANTED"
 
 
-def test_no_other_slot_grows_by_cpus_of_a_host_that_is_held() -> None:
+def test_no_other_slot_grows_by_cpus_of_a_reserved_host() -> None:
     cluster = cluster_of("host-a")
     cluster.submit("node", cpu_milli=8_000, policy=ONE_NODE)
     starve(cluster)
@@ -140,7 +140,7 @@ def test_no_other_slot_grows_by_cpus_of_a_host_that_is_held() -> None:
     assert cluster.slot("half-0").profile.cpu_milli == 5_000
 
 
-def test_best_effort_slots_do_not_keep_an_exclusive_one_off_its_last_cpu_for_ever() -> None:
+def test_best_effort_slots_do_not_keep_an_exclusive_slot_from_the_last_cpu_indefinitely() -> None:
     cluster = EngineCluster.settled(numa_host("host-a"), fairness=IMPATIENT)
     cluster.submit("idle-0", cpu_milli=500, policy=BE)
     cluster.submit("all", cpu_milli=16_000, policy=LSE)
