@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from finegrain.errors import InvalidArgument
@@ -11,6 +11,7 @@ from finegrain.rpc.access import current_caller
 from finegrain.texts import check_text
 from finegrain.v1 import cluster_pb2, slots_pb2
 from resource_manager.engine.explain import preview
+from resource_manager.engine.model.texts import dimension_text
 from resource_manager.engine.state import State
 from resource_manager.service.engine_driver import now
 from resource_manager.service.host_policy_service import host_policy_event
@@ -160,12 +161,10 @@ def _summary(action: int, found: preview.Preview) -> str:
             if abs(each.before - each.after) >= 0.0005
         ]
         text = f"shares: {', '.join(changes)}" if changes else "no share changes now"
-        exceeded = sorted({name for each in found.shares for name in each.exceeded})
-        if exceeded:
-            text += f"; already above the new maximum: {', '.join(exceeded)}"
-        below = sorted({name for each in found.shares for name in each.below_minimum})
-        if below:
-            text += f"; below the new minimum: {', '.join(below)}"
+        if exceeded := _dimensions(name for each in found.shares for name in each.exceeded):
+            text += f"; already above the new maximum: {exceeded}"
+        if below := _dimensions(name for each in found.shares for name in each.below_minimum):
+            text += f"; below the new minimum: {below}"
         return text
     if action == SET_HOST_POLICY:
         if not found.settings:
@@ -190,6 +189,10 @@ def _summary(action: int, found: preview.Preview) -> str:
         return text
     waiting = _counted(found.waiting, "queued request")
     return f"{slots} of {jobs} end with their tasks, {waiting} cancelled"
+
+
+def _dimensions(names: Iterable[str]) -> str:
+    return ", ".join(sorted({dimension_text(name) for name in names}))
 
 
 def _shown(value: str) -> str:

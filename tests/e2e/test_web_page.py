@@ -246,7 +246,7 @@ def test_an_administrator_changes_a_policy_and_limits_after_a_preview(
     browser.run("document.querySelector('fieldset input').focus()")
     browser.press("2")
     browser.click("button", "Change")
-    browser.shows("no share changes now; below the new minimum: cpu_milli")
+    browser.shows("no share changes now; below the new minimum: cpu")
     browser.click("button.danger", "Change")
     browser.lacks("dialog")
     (group,) = [each for each in daemons.cli.json("groups")["groups"] if each["name"] == "default"]

@@ -43,7 +43,7 @@ def largest_text(requested: Amounts, largest: Amounts) -> str:
     """
     largest = _with_whole_gpus(largest)
     return "; ".join(
-        f"{amount_text(name, 0).partition(' ')[2]}: requested {number_text(name, amount)}, "
+        f"{dimension_text(name)}: requested {number_text(name, amount)}, "
         f"largest executor {_rounded_text(name, largest[name])}"
         for name, amount in _with_whole_gpus(requested).items()
         if name in largest
@@ -74,6 +74,11 @@ def amount_text(name: str, *amounts: int, of: str = " of ") -> str:
     if _is_cpu(name) or name.endswith("_bytes"):
         unit = name.removesuffix("_milli").removesuffix("_bytes").replace("_", " ")
     return f"{of.join(number_text(name, each) for each in amounts)} {unit}"
+
+
+def dimension_text(name: str) -> str:
+    """Returns a dimension without an amount, such as "cpu"."""
+    return amount_text(name, 0).partition(" ")[2]
 
 
 def number_text(name: str, amount: int) -> str:

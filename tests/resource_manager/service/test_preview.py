@@ -91,6 +91,7 @@ async def test_a_weight_says_the_shares_before_and_after(rm: RunningRm) -> None:
             heavier = await cluster.preview("SET_GROUP", group="low", weight=4)
             lower = await cluster.preview("SET_GROUP", group="low", maximum={"slots": 0})
             higher = await cluster.preview("SET_GROUP", group="low", minimum={"slots": 2})
+            cpu = await cluster.preview("SET_GROUP", group="low", maximum={"cpu_milli": 1})
             weights = {each.name: each.weight for each in (await cluster.groups()).groups}
     shares = {each.group: (each.before, each.after) for each in heavier.shares}
     assert shares == {"low": (0.2, 0.5), "medium": (0.8, 0.5)}
@@ -98,6 +99,7 @@ async def test_a_weight_says_the_shares_before_and_after(rm: RunningRm) -> None:
     assert [(each.group, each.exceeded) for each in lower.shares] == [("low", ("slots",))]
     assert [(each.group, each.below_minimum) for each in higher.shares] == [("low", ("slots",))]
     assert higher.summary == "no share changes now; below the new minimum: slots"
+    assert cpu.summary == "no share changes now; already above the new maximum: cpu"
     assert weights["low"] == 1
 
 
