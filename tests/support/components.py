@@ -155,7 +155,7 @@ COMPONENTS: dict[str, Component] = {
     "protos-generator": Component(_protos_generator, f"./dev protos, or {INSTALL_TOOLS}"),
     "engine-compiler": Component(_engine_compiler, f"./dev build --compiled, or {INSTALL_TOOLS}"),
     "git": Component(_program("git"), "apt-get install git"),
-    "nginx": Component(_program("nginx"), "apt-get install nginx-light"),
+    "nginx": Component(_program("nginx"), INSTALL_TOOLS),
     "openssl": Component(_program("openssl"), "apt-get install openssl"),
     "cc": Component(_program("cc"), "apt-get install gcc"),
     "root": Component(_root, "run ./dev test as root"),

@@ -60,8 +60,8 @@ class Survey:
         usable: the number of usable hosts.
         fitting: the number of hosts on which the request fits now.
         refused: True if a usable host has refused an equal request recently.
-        promising: the distance of the nearest usable host that is large enough and not reserved for
-            other requests. None if there is no such host.
+        promising: the distance of the nearest usable host that is large enough, has not refused an
+            equal request, and is not reserved for other requests. None if there is no such host.
         blocked_only_by: for each constraint, the hosts on which this constraint is the only
             obstacle.
         unchecked: the number of hosts on which costly constraints were not checked.
