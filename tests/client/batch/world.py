@@ -336,6 +336,7 @@ class WorldSlots:
         answers = []
         if new is not None and self.world.chance(8) == 0:  # an older resource manager
             for key, _ in pairs:
+                self._note_end(key, ends)  # the call has reported it, although it is refused
                 self.world.release(self.job, int(key[0].rpartition(".")[2]), key[1])
             raise NewMembersRefused(None)
         for member in range(new[0], new[0] + new[1]) if new is not None else ():
