@@ -52,7 +52,8 @@ from finegrain_client.errors import RequestRejected
 T = TypeVar("T")
 
 RELEASE_WAIT_S = 5.0
-"""Longest time in seconds for which a batch waits, at its end, for the release of its last slots.
+"""Longest time in seconds for which a batch waits, at its end, for the answers to its last releases
+and requests for reuse.
 """
 
 WAKE_INTERVAL_S = 1.0
@@ -152,12 +153,14 @@ class Session:
             await asyncio.gather(*self._background, return_exceptions=True)
 
     async def _await_releases(self) -> None:
-        """Waits until the last slots are released.
+        """Waits until the last calls that release or reuse slots are answered.
 
         The resource manager measures the duration of a thread from the grant to the release of its
         slot. If a slot ends together with its job, the resource manager does not measure the
         thread. The longest thread is often the last one, so without this wait the longest thread
-        would often not be measured.
+        would often not be measured. A request for reuse also reports the end of a thread. Such a
+        request can be in progress at the end, if a second run is not needed any more, or if the
+        batch stops.
         """
         if self._releases:
             await asyncio.wait(self._releases, timeout=RELEASE_WAIT_S)
@@ -278,8 +281,7 @@ class Session:
             work = self._unless_over(
                 partial(self.slots.release, actions.release, actions.thread_ends)
             )
-            self._releases.add(task := self._run_in_background(work))
-            task.add_done_callback(self._releases.discard)
+            self._release_in_background(work)
         new, waiting = actions.reuse_new, actions.reuse
         if new is not None:
             # A call that requests new members must contain fewer slots than other calls. So this
@@ -287,9 +289,9 @@ class Session:
             fresh = range(new[0], new[0] + new[1])
             waiting = [each for each in actions.reuse if each[1] not in fresh]
             pairs = [each for each in actions.reuse if each[1] in fresh]
-            self._run_in_background(self._reuse(pairs, actions.thread_ends, new))
+            self._release_in_background(self._reuse(pairs, actions.thread_ends, new))
         if waiting:
-            self._run_in_background(self._reuse(waiting, actions.thread_ends))
+            self._release_in_background(self._reuse(waiting, actions.thread_ends))
 
     def _begin_attempt(self, start: Start) -> None:
         key = start.thread, start.attempt
@@ -358,6 +360,11 @@ class Session:
         except FinegrainError as error:
             if not is_over(error):
                 raise
+
+    def _release_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a call that releases or reuses slots. The end of the batch waits for this call."""
+        self._releases.add(task := self._run_in_background(work))
+        task.add_done_callback(self._releases.discard)
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -333,6 +333,10 @@ class WorldSlots:
         new: tuple[int, int] | None = None,
     ) -> list[bool]:
         await self._call()
+        if self.world.chance(4) == 0:  # so late that the last attempt may end first
+            for _ in range(40):
+                await asyncio.sleep(0)
+            self._check_job()
         answers = []
         if new is not None and self.world.chance(8) == 0:  # an older resource manager
             for key, _ in pairs:
@@ -363,6 +367,9 @@ class WorldSlots:
         self.life.step()
         for _ in range(self.world.chance(3)):
             await asyncio.sleep(0)
+        self._check_job()
+
+    def _check_job(self) -> None:
         if self.job.over:
             raise fg.JobEnded("the job is over", details={"end_reason": self.job.over})
 
