@@ -241,7 +241,8 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetUsage(self, request, context):
-        """Returns the measured use of an executor or a slot, or the allocated amounts of a group, over the last hour.
+        """Returns the measured use of an executor or a slot, or the allocated amounts and the measured use of a group, over the
+        last hour.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -58,7 +58,9 @@ class ClusterServiceStub:
         finegrain.v1.cluster_pb2.GetUsageRequest,
         finegrain.v1.cluster_pb2.GetUsageResponse,
     ]
-    """Returns the measured use of an executor or a slot, or the allocated amounts of a group, over the last hour."""
+    """Returns the measured use of an executor or a slot, or the allocated amounts and the measured use of a group, over the
+    last hour.
+    """
 
     ListRequests: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.ListRequestsRequest,
@@ -272,7 +274,9 @@ class ClusterServiceAsyncStub:
         finegrain.v1.cluster_pb2.GetUsageRequest,
         finegrain.v1.cluster_pb2.GetUsageResponse,
     ]
-    """Returns the measured use of an executor or a slot, or the allocated amounts of a group, over the last hour."""
+    """Returns the measured use of an executor or a slot, or the allocated amounts and the measured use of a group, over the
+    last hour.
+    """
 
     ListRequests: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.ListRequestsRequest,
@@ -496,7 +500,9 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.cluster_pb2.GetUsageRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.GetUsageResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.GetUsageResponse]]:
-        """Returns the measured use of an executor or a slot, or the allocated amounts of a group, over the last hour."""
+        """Returns the measured use of an executor or a slot, or the allocated amounts and the measured use of a group, over the
+        last hour.
+        """
 
     @abc.abstractmethod
     def ListRequests(
