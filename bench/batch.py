@@ -27,6 +27,7 @@ from typing import Any
 
 import finegrain_client as fg
 from finegrain.resources import ResourceProfile
+from finegrain.values.outcomes import ThreadReport
 from finegrain.values.states import RequestState
 from finegrain_client.batch import runner
 from finegrain_client.batch.scheduler_state import SlotKey
@@ -90,7 +91,9 @@ class Slots:
     async def give_up(self, runs: Sequence[tuple[int, int]]) -> None:
         pass
 
-    async def release(self, keys: Sequence[SlotKey], ends: Mapping[SlotKey, fg.ThreadEnd]) -> None:
+    async def release(
+        self, keys: Sequence[SlotKey], reports: Mapping[SlotKey, ThreadReport]
+    ) -> None:
         for key in keys:
             del self._slots[key]
             member = int(key[0].rpartition(".")[2])
@@ -100,14 +103,14 @@ class Slots:
     async def reuse(
         self,
         pairs: Sequence[tuple[SlotKey, int]],
-        ends: Mapping[SlotKey, fg.ThreadEnd],
+        reports: Mapping[SlotKey, ThreadReport],
         new: tuple[int, int] | None = None,
     ) -> list[bool]:
         if new is not None:
             self._waiting |= dict.fromkeys(range(new[0], new[0] + new[1]))
         agreed = [self._waiting.pop(member, 0) is None for _, member in pairs]
         refused = [key for (key, _), yes in zip(pairs, agreed, strict=True) if not yes]
-        await self.release(refused, ends)
+        await self.release(refused, reports)
         return agreed
 
     def _grant(self) -> None:

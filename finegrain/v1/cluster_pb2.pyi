@@ -2556,7 +2556,8 @@ class AdviseThreadsResponse(google.protobuf.message.Message):
     """Recommended number of threads for the job's work; 0: there is too little data."""
     threads_observed: builtins.int
     """Number of observed threads. A thread is measured from the grant of its slot until the slot is given back or reused.
-    Each thread counts once: attempts that did not finish a thread do not count.
+    If several threads ran in this time (`finished_before`), each has an equal part of it. Each thread counts once:
+    attempts that did not finish a thread do not count.
     """
     share_within_target: builtins.float
     """The part of the observed threads that took at most the target. 0 to 1."""

@@ -97,8 +97,8 @@ class _ThreadEndEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """
 
 class ThreadEnd(_ThreadEnd, metaclass=_ThreadEndEnumTypeWrapper):
-    """What happened to the thread of work in a slot. AdviseThreads counts each thread once, so it must not count attempts
-    that will be repeated.
+    """What happened to the thread of work in a slot; if the slot has run several, to the last one. AdviseThreads counts each
+    thread once, so it must not count attempts that will be repeated.
     """
 
 THREAD_END_UNSPECIFIED: ThreadEnd.ValueType  # 0
@@ -521,20 +521,26 @@ class SlotRelease(google.protobuf.message.Message):
     ALLOCATION_ID_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
     THREAD_END_FIELD_NUMBER: builtins.int
+    FINISHED_BEFORE_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """The slot."""
     generation: builtins.int
     """Generation of the slot; 0: the current generation. If it is below the current generation, nothing happens."""
     thread_end: global___ThreadEnd.ValueType
     """The thread of work in the slot."""
+    finished_before: builtins.int
+    """Number of threads that have finished in the slot before the thread of `thread_end`, since the slot was granted or last
+    reused. 0 to 1,000,000. AdviseThreads counts each of these threads, and the last one, with an equal part of the time.
+    """
     def __init__(
         self,
         *,
         allocation_id: builtins.str = ...,
         generation: builtins.int = ...,
         thread_end: global___ThreadEnd.ValueType = ...,
+        finished_before: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "generation", b"generation", "thread_end", b"thread_end"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "finished_before", b"finished_before", "generation", b"generation", "thread_end", b"thread_end"]) -> None: ...
 
 global___SlotRelease = SlotRelease
 
@@ -615,6 +621,7 @@ class SlotReuse(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     FOR_ALLOCATION_ID_FIELD_NUMBER: builtins.int
     THREAD_END_FIELD_NUMBER: builtins.int
+    FINISHED_BEFORE_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """The slot; its request must be GRANTED."""
     generation: builtins.int
@@ -625,6 +632,8 @@ class SlotReuse(google.protobuf.message.Message):
     """
     thread_end: global___ThreadEnd.ValueType
     """The thread of work that has run in the slot until now."""
+    finished_before: builtins.int
+    """As in SlotRelease."""
     def __init__(
         self,
         *,
@@ -632,8 +641,9 @@ class SlotReuse(google.protobuf.message.Message):
         generation: builtins.int = ...,
         for_allocation_id: builtins.str = ...,
         thread_end: global___ThreadEnd.ValueType = ...,
+        finished_before: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "for_allocation_id", b"for_allocation_id", "generation", b"generation", "thread_end", b"thread_end"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "finished_before", b"finished_before", "for_allocation_id", b"for_allocation_id", "generation", b"generation", "thread_end", b"thread_end"]) -> None: ...
 
 global___SlotReuse = SlotReuse
 

@@ -47,7 +47,7 @@ from resource_manager.service.watch import WatchHub
 from resource_manager.service.wire import decoding, encoding
 from resource_manager.service.wire.jobs import dependencies, job_outcome
 from resource_manager.service.wire.ranges import range_members, request_ranges
-from resource_manager.service.wire.slot_reuse import reuse_events, slot_reuses, thread_ends
+from resource_manager.service.wire.slot_reuse import reuse_events, slot_reuses, thread_reports
 
 EXPLAINED_EXECUTORS_MAX = 1_000
 # number of requests that are decoded before other calls run; one request takes 10 us
@@ -219,13 +219,15 @@ class JobCalls:
         job_id = check_id("job_id", request.job_id)
         grace_ms = decoding.grace_ms(request.grace, present=request.HasField("grace"))
         slots = decoding.slot_releases(request.slots, ranges=request.ranges)
-        ends = thread_ends(request.slots)
+        reports = thread_reports(request.slots)
         ranges = range_members(request.ranges)
         await self._owners.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
             outcomes = await give_up(
                 self._runner,
-                lambda some: lambda at: SlotsReleased(at, job_id, some, grace_ms, thread_ends=ends),
+                lambda some: (
+                    lambda at: SlotsReleased(at, job_id, some, grace_ms, thread_reports=reports)
+                ),
                 slots,
                 owner=job_id,
             )
@@ -248,14 +250,14 @@ class JobCalls:
         job_id = check_id("job_id", request.job_id)
         grace_ms = decoding.grace_ms(request.grace, present=request.HasField("grace"))
         slots, ranges = slot_reuses(request.slots), request_ranges(request.ranges)
-        ends = thread_ends(request.slots)
+        reports = thread_reports(request.slots)
         # The ranges and all slots must be in one event. Otherwise the new requests could get other
         # slots before the slots of a later event are examined.
         if ranges and len(slots) > CHUNK_ITEMS_MAX:
             raise InvalidArgument("slots", len(slots), f"at most {CHUNK_ITEMS_MAX} with ranges")
         await self._owners.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
-            makes = reuse_events(job_id, chunks_of(slots), grace_ms, ranges, ends)
+            makes = reuse_events(job_id, chunks_of(slots), grace_ms, ranges, reports)
             outcomes = await self._in_chunks(makes, len(slots) + len(ranges), job_id)
         of_ranges, of_slots = outcomes[: len(ranges)], outcomes[len(ranges) :]
         self._count(of_ranges, [each.count for each in ranges])

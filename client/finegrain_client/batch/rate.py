@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from finegrain_client.batch.values import Estimate
 
 BASIS_MIN = 5
-"""A thread can be a straggler only after this number of other threads has ended."""
+"""Number of threads that must be done before their durations say anything about the others."""
 
 STRAGGLERS_MIN_S = 0.5
 """A thread that has run for less than this time, in seconds, is never a straggler: a second run
@@ -46,6 +46,12 @@ class Rate:
         if not self._sorted:
             return 0.0
         return self._sorted[max(0, math.ceil(part * len(self._sorted)) - 1)]
+
+    def are_short(self, limit_s: float) -> bool:
+        """Returns whether threads are usually short: 95 % of those done took at most `limit_s`
+        seconds. False if fewer than `BASIS_MIN` are done.
+        """
+        return len(self._sorted) >= BASIS_MIN and self.quantile_s(0.95) <= limit_s
 
     def straggler_after_s(self, factor: float, threads: int) -> float | None:
         """Returns the run time in seconds after which a thread is a straggler, or None if too few

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from finegrain.errors import Reason
 from finegrain.intervals import IntervalSet
-from finegrain.values.states import ThreadEnd
 from finegrain_client.batch.rate import Rate
 from finegrain_client.batch.rows import AttemptRow, Known, SubmittedRow
 from finegrain_client.batch.scheduler_state import (
@@ -46,6 +45,16 @@ USES_MAX = 100
 
 The number is limited: an executor keeps the tasks of a slot, with all their output, as long as the
 slot exists.
+"""
+
+TIME_SLICE_S = 0.2
+"""Time in seconds for which a slot runs short threads one after the other before the resource
+manager is asked again. Because of it, another job waits at most this time and one thread longer.
+"""
+
+SURPLUS_PART = 10
+"""The batch may have one waiting request too many for this number of threads that need a slot. It
+cancels the others. A thread that runs without its own request would otherwise need a call.
 """
 
 REUSES_AT_ONCE_MAX = 5_000
@@ -210,7 +219,7 @@ class BatchScheduler:
         # The slot may have been lost, and even replaced, while the answer was on its way.
         if held is not None and held.key == key and held.phase is Phase.AWAITING_REUSE:
             self._set_phase(held, Phase.FREE if agreed else Phase.RELEASING)
-            held.thread_end = ThreadEnd.UNFINISHED
+            held.begin_slice()
 
     # Events of attempts.
 
@@ -231,7 +240,7 @@ class BatchScheduler:
         if run is None:
             return
         self._running_of[key[0]].discard(key)
-        held = self._leave_slot(run, key, outcome)
+        held = self._leave_slot(run, key, outcome, now)
         had_ended = self.threads[key[0]] in ENDED
         # If another attempt at the thread was faster, only the result of that attempt counts.
         if had_ended:
@@ -248,8 +257,9 @@ class BatchScheduler:
             self._actions.discard.append(key)
             revoked = outcome.reason == Reason.REVOKED
             self._attempt_lost(*key, outcome.message, revoked=revoked)
-        if held is not None and not had_ended and self.threads[key[0]] in ENDED:
-            held.thread_end = ThreadEnd.FINISHED
+        if held is not None:
+            held.last_finished = not had_ended and self.threads[key[0]] in ENDED
+            held.finished += held.last_finished
 
     def stop(self, why: str) -> None:
         """Starts no more attempts. Running attempts continue to their end."""
@@ -348,7 +358,7 @@ class BatchScheduler:
             self._reuse_members[member] = False
             self._set_phase(held, Phase.AWAITING_REUSE)
             self._actions.reuse.append((held.key, member))
-            self._actions.thread_ends[held.key] = held.thread_end
+            self._actions.reports[held.key] = held.report
         if count := self._next_member - first_new:
             self._actions.reuse_new = first_new, count
             self._actions.changes.submitted.append(SubmittedRow(first_new, count))
@@ -364,7 +374,7 @@ class BatchScheduler:
         for held in list(free.values())[: max(0, have - need)]:
             self._release(held)
             have -= 1
-        if have > need:
+        if have > need + need // SURPLUS_PART:
             # Cancel the members with the highest indexes: usually the youngest requests, which have
             # waited least.
             for first, end in take_last(self.waiting, have - need):
@@ -408,10 +418,12 @@ class BatchScheduler:
         self._running_of.setdefault(key[0], set()).add(key)
         self._set_phase(held, Phase.BUSY)
         held.run = key
+        if held.slice_start_time is None:
+            held.slice_start_time = start_time
         self._actions.start.append(Start(held.key, *key, again=again))
 
     def _leave_slot(
-        self, run: RunningAttempt, key: AttemptKey, outcome: AttemptOutcome
+        self, run: RunningAttempt, key: AttemptKey, outcome: AttemptOutcome, now: float
     ) -> HeldSlot | None:
         """Ends an attempt in its slot. Returns the slot, or None if the batch has lost it."""
         held = self.held_slots.get(run.slot[0])
@@ -419,9 +431,24 @@ class BatchScheduler:
             return None
         held.run = None
         held.uses += 1
-        spent = outcome.ending is Ending.LOST or held.uses >= USES_MAX
-        self._set_phase(held, Phase.SPENT if spent else Phase.USED)
+        if outcome.ending is Ending.LOST or held.uses >= USES_MAX:
+            self._set_phase(held, Phase.SPENT)
+        elif outcome.ending is Ending.OK and self._in_slice(held, now):
+            self._set_phase(held, Phase.FREE)
+        else:
+            self._set_phase(held, Phase.USED)
         return held
+
+    def _in_slice(self, held: HeldSlot, now: float) -> bool:
+        """Returns whether the slot may run the next thread without a question to the resource
+        manager.
+        """
+        # A long thread must not start without a question, and the time limit of a slot starts again
+        # only with a reuse.
+        if held.slice_start_time is None or self.spec.slot.time_limit_s is not None:
+            return False
+        is_open = 0 <= now - held.slice_start_time < TIME_SLICE_S
+        return is_open and self.rate.are_short(TIME_SLICE_S)
 
     def _failed(
         self, key: AttemptKey, outcome: AttemptOutcome, result: ThreadResult, now: float
@@ -502,7 +529,7 @@ class BatchScheduler:
     def _release(self, held: HeldSlot) -> None:
         self._set_phase(held, Phase.RELEASING)
         self._actions.release.append(held.key)
-        self._actions.thread_ends[held.key] = held.thread_end
+        self._actions.reports[held.key] = held.report
 
     def _drop(self, allocation_id: str) -> None:
         held = self.held_slots.pop(allocation_id, None)

@@ -7,6 +7,7 @@ from enum import Enum, auto
 
 from finegrain import intervals
 from finegrain.intervals import IntervalSet
+from finegrain.values.outcomes import ThreadReport
 from finegrain.values.states import ThreadEnd
 from finegrain_client.batch.rows import Changes
 from finegrain_client.batch.values import ThreadResult
@@ -21,7 +22,8 @@ AttemptKey = tuple[int, int]
 class Phase(Enum):
     """The next action that is possible with a slot of the batch."""
 
-    # can run a thread: the slot was just granted, or the resource manager has agreed to its reuse
+    # can run a thread: the slot was just granted, the resource manager has agreed to its reuse, or
+    # its time slice has not ended
     FREE = auto()
     BUSY = auto()  # runs a thread
     # has run a thread; the resource manager must agree before the slot runs another thread
@@ -42,13 +44,26 @@ class HeldSlot:
     phase: Phase = Phase.FREE
     run: AttemptKey | None = None
     uses: int = 0
-    # UNFINISHED also means that no attempt has run since the grant or the last reuse
-    thread_end: ThreadEnd = ThreadEnd.UNFINISHED
+    # when the first attempt since the grant or the last reuse started; None: no attempt has run
+    slice_start_time: float | None = None  # seconds since 1970
+    finished: int = 0  # threads that have finished since the grant or the last reuse
+    last_finished: bool = False  # whether the last attempt finished its thread
 
     @property
     def key(self) -> SlotKey:
         """Allocation id and generation of the slot."""
         return self.allocation_id, self.generation
+
+    @property
+    def report(self) -> ThreadReport:
+        """The threads that have run since the grant or the last reuse."""
+        if self.last_finished:
+            return ThreadReport(ThreadEnd.FINISHED, self.finished - 1)
+        return ThreadReport(ThreadEnd.UNFINISHED, self.finished)
+
+    def begin_slice(self) -> None:
+        """Records that the resource manager has agreed to a reuse."""
+        self.slice_start_time, self.finished, self.last_finished = None, 0, False
 
 
 @dataclass(slots=True)
@@ -101,7 +116,7 @@ class Actions:
     cancel: list[AttemptKey] = field(default_factory=list)
     reuse: list[tuple[SlotKey, int]] = field(default_factory=list)  # pairs of slot and member
     # what happened to the threads in the slots of `reuse` and `release`
-    thread_ends: dict[SlotKey, ThreadEnd] = field(default_factory=dict)
+    reports: dict[SlotKey, ThreadReport] = field(default_factory=dict)
     # members of `reuse` that are requested in the same call: first, count
     reuse_new: tuple[int, int] | None = None
     release: list[SlotKey] = field(default_factory=list)

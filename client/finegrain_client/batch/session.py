@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from finegrain.errors import FinegrainError, Reason, Unavailable
-from finegrain.values.states import RequestState, ThreadEnd
+from finegrain.values.outcomes import ThreadReport
+from finegrain.values.states import RequestState
 from finegrain_client.batch.inbox import (
     AttemptEnded,
     Broken,
@@ -278,9 +279,7 @@ class Session:
         if actions.give_up:
             self._run_in_background(self._unless_over(partial(self.slots.give_up, actions.give_up)))
         if actions.release:
-            work = self._unless_over(
-                partial(self.slots.release, actions.release, actions.thread_ends)
-            )
+            work = self._unless_over(partial(self.slots.release, actions.release, actions.reports))
             self._release_in_background(work)
         new, waiting = actions.reuse_new, actions.reuse
         if new is not None:
@@ -289,9 +288,9 @@ class Session:
             fresh = range(new[0], new[0] + new[1])
             waiting = [each for each in actions.reuse if each[1] not in fresh]
             pairs = [each for each in actions.reuse if each[1] in fresh]
-            self._release_in_background(self._reuse(pairs, actions.thread_ends, new))
+            self._release_in_background(self._reuse(pairs, actions.reports, new))
         if waiting:
-            self._release_in_background(self._reuse(waiting, actions.thread_ends))
+            self._release_in_background(self._reuse(waiting, actions.reports))
 
     def _begin_attempt(self, start: Start) -> None:
         key = start.thread, start.attempt
@@ -332,12 +331,12 @@ class Session:
     async def _reuse(
         self,
         pairs: list[tuple[SlotKey, int]],
-        ends: Mapping[SlotKey, ThreadEnd],
+        reports: Mapping[SlotKey, ThreadReport],
         new: tuple[int, int] | None = None,
     ) -> None:
         refused: SubmissionFailed | None = None
         try:
-            agreed = await self.slots.reuse(pairs, ends, new)
+            agreed = await self.slots.reuse(pairs, reports, new)
         except NewMembersRefused as refusal:
             agreed = [False] * len(pairs)
             refused = SubmissionFailed(*new, refusal.error) if new is not None else None

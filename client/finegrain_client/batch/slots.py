@@ -17,8 +17,8 @@ from typing import TypeVar
 from finegrain.errors import FinegrainError, Unavailable
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
-from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.states import RequestState, ThreadEnd
+from finegrain.values.outcomes import ItemOutcome, ThreadReport
+from finegrain.values.states import RequestState
 from finegrain_client.batch.rows import JobRow
 from finegrain_client.batch.scheduler_state import SlotKey
 from finegrain_client.errors import Rejection, SlotLost, rejected
@@ -190,11 +190,13 @@ class BatchSlots:
             lambda manager, timeout_s: manager.CancelRequests(message, timeout=timeout_s)
         )
 
-    async def release(self, keys: Sequence[SlotKey], ends: Mapping[SlotKey, ThreadEnd]) -> None:
-        """Releases slots. `ends` says what happened to the threads in the slots."""
+    async def release(
+        self, keys: Sequence[SlotKey], reports: Mapping[SlotKey, ThreadReport]
+    ) -> None:
+        """Releases slots. `reports` says what happened to the threads in the slots."""
         slots = [slot for key in keys if (slot := self.slot(key)) is not None]
         if slots:
-            context, by_id = self._job._context, _by_allocation_id(ends)
+            context, by_id = self._job._context, _by_allocation_id(reports)
             await retry_until_answered(
                 lambda: release(context, slots, None, by_id), "releasing slots"
             )
@@ -202,7 +204,7 @@ class BatchSlots:
     async def reuse(
         self,
         pairs: Sequence[tuple[SlotKey, int]],
-        ends: Mapping[SlotKey, ThreadEnd],
+        reports: Mapping[SlotKey, ThreadReport],
         new: tuple[int, int] | None = None,
     ) -> list[bool]:
         """Returns for each slot whether the slot may be reused for its member. If the resource
@@ -210,7 +212,7 @@ class BatchSlots:
 
         Args:
             pairs: slots, each with a member.
-            ends: what happened to the threads in the slots.
+            reports: what happened to the threads in the slots.
             new: first index and count of members that the same call requests; None if all members
                 already wait.
 
@@ -226,7 +228,7 @@ class BatchSlots:
             if new is not None:
                 raise NewMembersRefused(None)
             return [False] * len(pairs)
-        by_id = _by_allocation_id(ends)
+        by_id = _by_allocation_id(reports)
         if new is not None:
             outcomes = await self._reuse_for_new(reuses, by_id, *new)
         else:
@@ -238,10 +240,12 @@ class BatchSlots:
         return [key in there and key[0] in agreed for key, _ in pairs]
 
     async def _reuse_for_new(
-        self, reuses: Sequence[Reuse], ends: Mapping[str, ThreadEnd], first: int, count: int
+        self, reuses: Sequence[Reuse], reports: Mapping[str, ThreadReport], first: int, count: int
     ) -> list[ItemOutcome]:
         outcomes, of_new = await retry_until_answered(
-            lambda: self._job._submission.reuse_for_new(reuses, self._template, first, count, ends),
+            lambda: self._job._submission.reuse_for_new(
+                reuses, self._template, first, count, reports
+            ),
             "requesting the reuse of slots",
         )
         if of_new is None:
@@ -312,5 +316,5 @@ class BatchSlots:
         return int(member) if range_id == self._range_id and member.isdecimal() else None
 
 
-def _by_allocation_id(ends: Mapping[SlotKey, ThreadEnd]) -> dict[str, ThreadEnd]:
-    return {allocation_id: end for (allocation_id, _), end in ends.items()}
+def _by_allocation_id(reports: Mapping[SlotKey, ThreadReport]) -> dict[str, ThreadReport]:
+    return {allocation_id: report for (allocation_id, _), report in reports.items()}

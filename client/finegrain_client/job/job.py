@@ -19,7 +19,7 @@ from finegrain.errors import FailedPrecondition, FinegrainError, InvalidArgument
 from finegrain.ids import new_id
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.values.dependencies import JobDependency
-from finegrain.values.outcomes import ItemOutcome
+from finegrain.values.outcomes import ItemOutcome, ThreadReport
 from finegrain.values.states import GangPlacement, JobOutcome, ThreadEnd
 from finegrain_client.connection import Connection
 from finegrain_client.durations import duration, grace
@@ -274,8 +274,9 @@ class Job:
         Raises:
             FinegrainError: the call to the resource manager failed.
         """
-        ends = {each.allocation_id: thread_end for each in slots}
-        return await release(self._context, slots, grace_s, ends)
+        report = ThreadReport(thread_end)
+        reports = {each.allocation_id: report for each in slots}
+        return await release(self._context, slots, grace_s, reports)
 
     async def reuse(
         self,
@@ -304,8 +305,9 @@ class Job:
             InvalidArgument: a slot or a request is named twice.
             FinegrainError: the call to the resource manager failed.
         """
-        ends = {slot.allocation_id: thread_end for slot, _ in pairs}
-        return await reuse(self._context, pairs, grace_s, ends)
+        report = ThreadReport(thread_end)
+        reports = {slot.allocation_id: report for slot, _ in pairs}
+        return await reuse(self._context, pairs, grace_s, reports)
 
     def events(self) -> JobEvents:
         """Returns an iterator over the job's events from now on; see `JobEvents`."""

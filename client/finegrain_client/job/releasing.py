@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from finegrain.v1 import resource_manager_pb2 as rm
-from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.states import ThreadEnd
+from finegrain.values.outcomes import ItemOutcome, ThreadReport
 from finegrain_client.call_limits import id_batches
 from finegrain_client.decoding import read
 from finegrain_client.durations import grace
@@ -22,11 +21,9 @@ async def release(
     context: JobContext,
     slots: Sequence[Slot],
     grace_s: float | None,
-    thread_ends: Mapping[str, ThreadEnd | None],
+    reports: Mapping[str, ThreadReport],
 ) -> list[ItemOutcome]:
-    """Releases slots; see `Job.release`. `thread_ends` has a report for each slot, by allocation
-    id.
-    """
+    """Releases slots; see `Job.release`. `reports` has a report for each slot, by allocation id."""
     outcomes: list[ItemOutcome] = []
     by_id = {each.allocation_id: each for each in slots}
     for ids in id_batches(list(by_id)):
@@ -36,7 +33,8 @@ async def release(
                 rm.SlotRelease(
                     allocation_id=each,
                     generation=by_id[each].generation,
-                    thread_end=thread_end_number(thread_ends.get(each)),
+                    thread_end=thread_end_number(reports[each]),
+                    finished_before=reports[each].finished_before,
                 )
                 for each in ids
             ],

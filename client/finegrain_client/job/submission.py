@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
-from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.states import ThreadEnd
+from finegrain.values.outcomes import ItemOutcome, ThreadReport
 from finegrain_client.call_limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, id_batches
 from finegrain_client.decoding import read
 from finegrain_client.errors import Rejection, rejected
@@ -171,7 +170,7 @@ class Submission:
         template: slots_pb2.SlotRequest,
         first: int,
         count: int,
-        thread_ends: Mapping[str, ThreadEnd | None],
+        reports: Mapping[str, ThreadReport],
     ) -> tuple[list[ItemOutcome], ItemOutcome | None]:
         """Submits members of a range, and reuses slots for them in the same call. It is safe to
         repeat the call.
@@ -181,7 +180,7 @@ class Submission:
             template: the request of each member, with the id of the range.
             first: index of the first new member.
             count: number of new members.
-            thread_ends: see `reuse_once`.
+            reports: see `reuse_once`.
 
         Returns:
             The outcomes of the pairs, and the outcome of the new members. The latter is None if the
@@ -193,7 +192,7 @@ class Submission:
         members = first, first + count
         known.add(*members)
         message = range_message(template, first, count)
-        outcomes, of_ranges = await reuse_once(self._context, pairs, thread_ends, ranges=[message])
+        outcomes, of_ranges = await reuse_once(self._context, pairs, reports, ranges=[message])
         known.acknowledged = True
         if not of_ranges or not of_ranges[0].ok:
             known.forget(*members)

@@ -10,8 +10,7 @@ from typing import Protocol, TypeAlias
 
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
-from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.states import ThreadEnd
+from finegrain.values.outcomes import ItemOutcome, ThreadReport
 from finegrain_client.call_limits import BATCH_ITEMS_MAX
 from finegrain_client.decoding import read
 from finegrain_client.durations import grace
@@ -41,29 +40,29 @@ Reuse: TypeAlias = tuple[Finished, Reusable | str]
 """A slot, and the request that reuses it (or the allocation id of this request)."""
 
 
-def thread_end_number(thread_end: ThreadEnd | None) -> rm.ThreadEnd.ValueType:
-    """Returns the number of a report about a thread of work in the protocol."""
-    return rm.ThreadEnd.Value(f"THREAD_END_{thread_end or 'UNSPECIFIED'}")
+def thread_end_number(report: ThreadReport) -> rm.ThreadEnd.ValueType:
+    """Returns the number of a report about the last thread of a slot in the protocol."""
+    return rm.ThreadEnd.Value(f"THREAD_END_{report.end or 'UNSPECIFIED'}")
 
 
 async def reuse(
     context: JobContext,
     pairs: Sequence[Reuse],
     grace_s: float | None,
-    thread_ends: Mapping[str, ThreadEnd | None],
+    reports: Mapping[str, ThreadReport],
 ) -> list[ItemOutcome]:
-    """Reuses slots; see `Job.reuse`. `thread_ends` has a report for each slot, by allocation id."""
+    """Reuses slots; see `Job.reuse`. `reports` has a report for each slot, by allocation id."""
     outcomes: list[ItemOutcome] = []
     for start in range(0, len(pairs), BATCH_ITEMS_MAX):
         some = pairs[start : start + BATCH_ITEMS_MAX]
-        outcomes += (await reuse_once(context, some, thread_ends, grace_s))[0]
+        outcomes += (await reuse_once(context, some, reports, grace_s))[0]
     return outcomes
 
 
 async def reuse_once(
     context: JobContext,
     pairs: Sequence[Reuse],
-    thread_ends: Mapping[str, ThreadEnd | None],
+    reports: Mapping[str, ThreadReport],
     grace_s: float | None = None,
     ranges: Sequence[slots_pb2.RequestRange] = (),
 ) -> tuple[list[ItemOutcome], list[ItemOutcome]]:
@@ -72,8 +71,7 @@ async def reuse_once(
     Args:
         context: the job.
         pairs: the pairs, at most as many as one call may contain.
-        thread_ends: what happened to the threads of work in the slots, by allocation id of the
-            slot; see `Slot.release`.
+        reports: what happened to the threads of work in the slots, by allocation id of the slot.
         grace_s: see `Job.reuse`.
         ranges: ranges that are submitted in the same call.
 
@@ -88,7 +86,8 @@ async def reuse_once(
                 allocation_id=slot.allocation_id,
                 generation=slot.generation,
                 for_allocation_id=_id_of(request),
-                thread_end=thread_end_number(thread_ends.get(slot.allocation_id)),
+                thread_end=thread_end_number(reports[slot.allocation_id]),
+                finished_before=reports[slot.allocation_id].finished_before,
             )
             for slot, request in pairs
         ],

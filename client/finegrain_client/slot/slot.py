@@ -14,6 +14,7 @@ from finegrain.resources import ResourceProfile
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.values.isolation import Isolation
+from finegrain.values.outcomes import ThreadReport
 from finegrain.values.states import ThreadEnd
 from finegrain_client.decoding import read
 from finegrain_client.durations import grace
@@ -190,7 +191,7 @@ class Slot(SlotAtExecutor):
                 rm.SlotRelease(
                     allocation_id=self.allocation_id,
                     generation=self.generation,
-                    thread_end=thread_end_number(thread_end),
+                    thread_end=thread_end_number(ThreadReport(thread_end)),
                 )
             ],
             grace=grace(grace_s),
@@ -225,9 +226,8 @@ class Slot(SlotAtExecutor):
         Raises:
             FinegrainError: the call to the resource manager failed.
         """
-        outcomes = await reuse(
-            self._context, [(self, request)], grace_s, {self.allocation_id: thread_end}
-        )
+        reports = {self.allocation_id: ThreadReport(thread_end)}
+        outcomes = await reuse(self._context, [(self, request)], grace_s, reports)
         return outcomes[0].ok
 
     async def resize(

@@ -3,8 +3,8 @@
 A thread begins when its slot is granted. The thread ends when the job master gives the slot back or
 reuses the slot for the next request.
 
-Each thread counts once. For this, the job master reports for each slot whether a thread has
-finished in it (`ThreadEnd`). An attempt that will be repeated does not count as a thread. If the
+Each thread counts once. For this, the job master reports for each slot how many threads have
+finished in it (`ThreadReport`). An attempt that will be repeated does not count as a thread. If the
 job master reports nothing, the attempt counts as a thread, and as unmatched.
 
 A thread is not counted if its slot is lost, is taken away, or is kept until the job ends. A thread
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from finegrain.values.outcomes import ThreadReport
 from finegrain.values.states import SlotState, ThreadEnd
 from resource_manager.engine.fairness.advice import Observed
 from resource_manager.engine.model.durations import Durations
@@ -32,9 +33,7 @@ def begin(slot: Slot, now_ms: int) -> None:
     slot.thread_since_ms = now_ms
 
 
-def end(
-    job: Job, slot: Slot, key: SchedulingKey, now_ms: int, thread_end: ThreadEnd | None
-) -> None:
+def end(job: Job, slot: Slot, key: SchedulingKey, now_ms: int, report: ThreadReport) -> None:
     """Records that the job master gave the slot back. The attempt in the slot has then ended.
 
     Args:
@@ -42,18 +41,23 @@ def end(
         slot: the slot of the attempt.
         key: the scheduling class of the slot's request.
         now_ms: the present time (monotonic).
-        thread_end: the job master's report about the thread; None if it reported nothing.
+        report: the job master's report about the threads that have run in the slot.
     """
     # If the start of the thread is unknown, its duration is unknown, too.
     if slot.thread_since_ms is None:
         return
     if job.durations is None:
         job.durations = Durations()
-    if thread_end is ThreadEnd.UNFINISHED:
+    # The job master may have run several threads in turn. The duration of each is unknown, so each
+    # gets an equal part of the time.
+    finished = report.finished_before
+    if report.end is ThreadEnd.UNFINISHED:
         job.durations.unfinished += 1
     else:
-        job.durations.add(now_ms - slot.thread_since_ms)
-        job.durations.unmatched += thread_end is None
+        finished += 1
+        job.durations.unmatched += report.end is None
+    each_ms = (now_ms - slot.thread_since_ms) // (report.finished_before + 1)
+    job.durations.add(each_ms, finished)
     # Run times of slots include all attempts: the scheduler must know how long slots exist.
     recent = job.run_times.get(key)
     if recent is None:
@@ -64,9 +68,7 @@ def end(
     slot.thread_since_ms = None
 
 
-def note_reuse(
-    job: Job, slot: Slot, key: SchedulingKey, now_ms: int, thread_end: ThreadEnd | None
-) -> None:
+def note_reuse(job: Job, slot: Slot, key: SchedulingKey, now_ms: int, report: ThreadReport) -> None:
     """Records that an attempt in the slot has ended, and that the next one begins in the slot.
 
     Args:
@@ -74,9 +76,9 @@ def note_reuse(
         slot: the slot of both attempts.
         key: the scheduling class of the slot's request.
         now_ms: the present time (monotonic).
-        thread_end: see `end`; about the attempt that has ended.
+        report: see `end`.
     """
-    end(job, slot, key, now_ms, thread_end)
+    end(job, slot, key, now_ms, report)
     if job.durations is None:
         job.durations = Durations()
     job.durations.handed_on += 1

@@ -39,7 +39,8 @@ from itertools import islice
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.errors import Reason
 from finegrain.values.isolation import Isolation
-from finegrain.values.states import RequestState, ThreadEnd
+from finegrain.values.outcomes import NO_REPORT, ThreadReport
+from finegrain.values.states import RequestState
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.moves import REVOKED, RequestMoves
@@ -291,7 +292,7 @@ class GangMoves:
         reason: str = "",
         message: str = "",
         grace_ms: int | None = None,
-        thread_end: ThreadEnd | None = None,
+        report: ThreadReport = NO_REPORT,
     ) -> None:
         """Ends a live request on behalf of its job master or an administrator. If the request is a
         member of a gang that is not granted, all members of the gang end.
@@ -303,12 +304,12 @@ class GangMoves:
             reason: see `RequestMoves.give_up`.
             message: see `RequestMoves.give_up`.
             grace_ms: see `RequestMoves.give_up`.
-            thread_end: see `RequestMoves.give_up`.
+            report: see `RequestMoves.give_up`.
         """
         gang = self.gangs.of(request)
         if gang is None or request.state is RequestState.GRANTED:
             self.moves.give_up(
-                request, reason=reason, message=message, grace_ms=grace_ms, thread_end=thread_end
+                request, reason=reason, message=message, grace_ms=grace_ms, report=report
             )
             return
         waiting = self.gangs.waiting.get(gang.gang_id)

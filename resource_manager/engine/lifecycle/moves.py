@@ -18,7 +18,8 @@ from finegrain.errors import Reason
 from finegrain.mapping.copies import copier
 from finegrain.units import format_duration
 from finegrain.values.isolation import Isolation
-from finegrain.values.states import RequestState, SlotState, ThreadEnd
+from finegrain.values.outcomes import NO_REPORT, ThreadReport
+from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.cpus.neighbors import conflicts
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.fairness.costs import Costs
@@ -532,7 +533,7 @@ class RequestMoves:
         reason: str = "",
         message: str = "",
         grace_ms: int | None = None,
-        thread_end: ThreadEnd | None = None,
+        report: ThreadReport = NO_REPORT,
     ) -> None:
         """Ends a live request on behalf of its job master or an administrator.
 
@@ -546,8 +547,7 @@ class RequestMoves:
             message: message in the job event, for people.
             grace_ms: time that the tasks of the slot have until they must end; None means the
                 executor's default.
-            thread_end: the job master's report about the thread of work in the slot; None if it
-                reported nothing.
+            report: the job master's report about the threads of work in the slot.
         """
         # The slot is looked up first, because an ended request has no slot.
         slot = self.slots.of(request)
@@ -559,7 +559,7 @@ class RequestMoves:
             # before the attempt had ended.
             if how is RequestInput.RELEASE and not reason:
                 key = scheduling_key(request.spec)
-                threads.end(self.jobs[slot.job_id], slot, key, self.journal.now_ms, thread_end)
+                threads.end(self.jobs[slot.job_id], slot, key, self.journal.now_ms, report)
             self.free(slot, grace_ms)
         if how is RequestInput.CANCEL:
             self.journal.cluster_event(

@@ -45,15 +45,17 @@ class Durations:
     unmatched: int = 0
     buckets: dict[int, int] = field(default_factory=dict)
 
-    def add(self, duration_ms: int) -> None:
-        """Adds one duration; a negative duration counts as 0."""
+    def add(self, duration_ms: int, times: int = 1) -> None:
+        """Adds one duration `times` times; a negative duration counts as 0."""
+        if not times:
+            return
         duration_ms = max(0, duration_ms)
         at = _bucket_of(duration_ms)
-        self.buckets[at] = self.buckets.get(at, 0) + 1
+        self.buckets[at] = self.buckets.get(at, 0) + times
         self.shortest_ms = min(self.shortest_ms, duration_ms) if self.count else duration_ms
         self.longest_ms = max(self.longest_ms, duration_ms)
-        self.count += 1
-        self.total_ms += duration_ms
+        self.count += times
+        self.total_ms += duration_ms * times
 
     def merge(self, other: Durations) -> None:
         """Adds the contents of another histogram."""

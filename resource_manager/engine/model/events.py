@@ -14,8 +14,8 @@ from finegrain.cpu_policy import HostPolicy
 from finegrain.resources import ResourceProfile
 from finegrain.values.dependencies import JobDependency
 from finegrain.values.group_rules import GroupRule
-from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.states import JobOutcome, ThreadEnd
+from finegrain.values.outcomes import ItemOutcome, ThreadReport
+from finegrain.values.states import JobOutcome
 from resource_manager.engine.model.entities import (
     GangSpec,
     Instant,
@@ -116,8 +116,8 @@ class SlotsReleased:
     """A job master or an administrator (`job_id` is None) gives slots of a job back.
 
     A slot is (id, generation); generation 0 means the current slot of the request. A request that
-    has no slot yet is cancelled. The answer is the same as for `RequestsCancelled`. `thread_ends`
-    has the reports about the threads in the slots, by allocation id.
+    has no slot yet is cancelled. The answer is the same as for `RequestsCancelled`.
+    `thread_reports` has the reports about the threads in the slots, by allocation id.
     """
 
     at: Instant
@@ -125,7 +125,7 @@ class SlotsReleased:
     slots: tuple[tuple[str, int], ...]
     grace_ms: int | None = None
     ranges: tuple[Members, ...] = ()  # members of ranges; in the answer, their outcomes come last
-    thread_ends: Mapping[str, ThreadEnd] = field(default_factory=dict)
+    thread_reports: Mapping[str, ThreadReport] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +133,10 @@ class SlotsReuseRequested:
     """A job master reports that the work in some slots is done, and wants to reuse these slots for
     pending requests of the job.
 
-    Each item is (id, generation, id of the pending request). `thread_ends` has the reports about
-    the threads in the slots, by allocation id. A slot that cannot be reused is given back. Answer:
-    list[ItemOutcome], first for the ranges, then for the slots. An outcome without a reason means
-    that the slot is reused.
+    Each item is (id, generation, id of the pending request). `thread_reports` has the reports
+    about the threads in the slots, by allocation id. A slot that cannot be reused is given back.
+    Answer: list[ItemOutcome], first for the ranges, then for the slots. An outcome without a reason
+    means that the slot is reused.
     """
 
     at: Instant
@@ -144,7 +144,7 @@ class SlotsReuseRequested:
     slots: tuple[tuple[str, int, str], ...]
     grace_ms: int | None = None
     ranges: tuple[RangeSpec, ...] = ()  # queued before the engine decides which slots are reused
-    thread_ends: Mapping[str, ThreadEnd] = field(default_factory=dict)
+    thread_reports: Mapping[str, ThreadReport] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from itertools import chain
 
 from finegrain.cpu_policy import PLAIN
 from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
-from finegrain.values.outcomes import ItemOutcome
+from finegrain.values.outcomes import NO_REPORT, ItemOutcome, ThreadReport
 from finegrain.values.states import ThreadEnd
 from resource_manager.engine.lifecycle.known import active_job, known_job, taken
 from resource_manager.engine.lifecycle.range_ends import Why
@@ -264,7 +264,7 @@ def cancel_requests(state: State, event: RequestsCancelled) -> list[ItemOutcome]
         known_job(state.jobs, event.job_id)
     # Generation 0 means any generation. A slot that was granted before the call arrived has
     # finished no thread.
-    slots = [(each, 0, ThreadEnd.UNFINISHED) for each in event.allocation_ids]
+    slots = [(each, 0, _UNUSED) for each in event.allocation_ids]
     return _give_up_all(state, _Caller.of(event.job_id), slots, event.ranges, None)
 
 
@@ -284,12 +284,15 @@ def release_slots(state: State, event: SlotsReleased) -> list[ItemOutcome]:
         # job's requests have also ended.
         known_job(state.jobs, event.job_id)
     by = _Caller.of(event.job_id)
-    slots = [(*each, event.thread_ends.get(each[0])) for each in event.slots]
+    slots = [(*each, event.thread_reports.get(each[0], NO_REPORT)) for each in event.slots]
     return _give_up_all(state, by, slots, event.ranges, event.grace_ms)
 
 
-_SlotEnd = tuple[str, int, ThreadEnd | None]
-"""Allocation id, generation, and the job master's report about the thread of work in the slot."""
+_SlotEnd = tuple[str, int, ThreadReport]
+"""Allocation id, generation, and the job master's report about the threads of work in the slot."""
+
+_UNUSED = ThreadReport(ThreadEnd.UNFINISHED)
+"""The report about a slot that has finished no thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +341,7 @@ def _give_up(state: State, by: _Caller, item: _SlotEnd, grace_ms: int | None) ->
     """Ends one request for a caller. If the request has ended, or the generation is older than the
     current generation, nothing changes.
     """
-    allocation_id, generation, thread_end = item
+    allocation_id, generation, report = item
     request = state.requests.named(allocation_id)
     # For a request of another job, return the same outcome as for an unknown request, so that a job
     # cannot find out which ids other jobs use.
@@ -365,7 +368,7 @@ def _give_up(state: State, by: _Caller, item: _SlotEnd, grace_ms: int | None) ->
             reason=by.reason,
             message=by.message,
             grace_ms=grace_ms,
-            thread_end=thread_end,
+            report=report,
         )
     return ItemOutcome(allocation_id)
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from finegrain.errors import Reason
-from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.states import RequestState, SlotState, ThreadEnd
+from finegrain.values.outcomes import NO_REPORT, ItemOutcome, ThreadReport
+from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
@@ -113,13 +113,13 @@ def _reuse_or_free(
     reason, message = _obstacle(
         state.hosts, state.slots, request, waiting, following, until_ms=until_ms
     )
+    report = event.thread_reports.get(allocation_id, NO_REPORT)
     if not reason and waiting is not None:
-        _take_over(state, request, waiting, event.thread_ends.get(allocation_id))
+        _take_over(state, request, waiting, report)
         # Later slots of this call must not take over the same work.
         following.work_of(job_id)[for_id] = allocation_id
         return ItemOutcome(allocation_id)
-    thread_end = event.thread_ends.get(allocation_id)
-    _end_thread(state.journal, state.slots, state.jobs, request, thread_end)
+    _end_thread(state.journal, state.slots, state.jobs, request, report)
     state.gang_moves.give_up(
         request, alone=True, reason=reason, message=message, grace_ms=event.grace_ms
     )
@@ -233,7 +233,7 @@ def _end_thread(
     slots: Slots,
     jobs: dict[str, Job],
     request: Request,
-    thread_end: ThreadEnd | None,
+    report: ThreadReport,
 ) -> None:
     """Counts the finished thread of a slot that the job must give back because it must not reuse
     the slot.
@@ -244,12 +244,10 @@ def _end_thread(
     slot = slots.of(request)
     if slot is not None and request.state is RequestState.GRANTED:
         key = scheduling_key(request.spec)
-        threads.end(jobs[request.job_id], slot, key, journal.now_ms, thread_end)
+        threads.end(jobs[request.job_id], slot, key, journal.now_ms, report)
 
 
-def _take_over(
-    state: State, request: Request, waiting: Request, thread_end: ThreadEnd | None
-) -> None:
+def _take_over(state: State, request: Request, waiting: Request, report: ThreadReport) -> None:
     """Reuses the slot of a request for the work of a pending request. The pending request ends."""
     slot = state.slots.of(request)
     # Reuse counts as a placement. Call `served` before the pending request ends, because the end of
@@ -266,7 +264,7 @@ def _take_over(
             state.changes.slot_moved(slot)
         key = scheduling_key(request.spec)
         job = state.jobs[request.job_id]
-        threads.note_reuse(job, slot, key, state.journal.now_ms, thread_end)
+        threads.note_reuse(job, slot, key, state.journal.now_ms, report)
         state.journal.slot_event(
             "slot_reused", slot, message=f"for request {waiting.allocation_id}"
         )

@@ -13,10 +13,13 @@ from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id
 from finegrain.rpc.mapping.fields import members_of
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.values.outcomes import ThreadReport
 from finegrain.values.states import ThreadEnd
 from resource_manager.engine.model.entities import Instant, RangeSpec
 from resource_manager.engine.model.events import Event, SlotsReuseRequested
 from resource_manager.service.wire import decoding
+
+FINISHED_BEFORE_MAX = 1_000_000
 
 _THREAD_ENDS = members_of(ThreadEnd, rm_pb2.ThreadEnd.DESCRIPTOR)
 
@@ -51,21 +54,25 @@ def slot_reuses(messages: Sequence[rm_pb2.SlotReuse]) -> ReusePart:
     return tuple(slots)
 
 
-def thread_ends(
+def thread_reports(
     messages: Sequence[rm_pb2.SlotRelease | rm_pb2.SlotReuse],
-) -> dict[str, ThreadEnd]:
+) -> dict[str, ThreadReport]:
     """Returns what the job master reports about the threads of work in slots, by allocation id.
     Slots without a report are not included.
 
     Raises:
-        InvalidArgument: a number is not known.
+        InvalidArgument: a `thread_end` is not known, or a `finished_before` is out of bounds.
     """
-    found: dict[str, ThreadEnd] = {}
+    found: dict[str, ThreadReport] = {}
     for index, each in enumerate(messages):
-        if number := each.thread_end:
-            if number not in _THREAD_ENDS:
-                raise InvalidArgument(f"slots[{index}].thread_end", number, "a known ThreadEnd")
-            found[each.allocation_id] = _THREAD_ENDS[number]
+        number, before = each.thread_end, each.finished_before
+        if number and number not in _THREAD_ENDS:
+            raise InvalidArgument(f"slots[{index}].thread_end", number, "a known ThreadEnd")
+        if not 0 <= before <= FINISHED_BEFORE_MAX:
+            allowed = f"0 to {FINISHED_BEFORE_MAX:,}"
+            raise InvalidArgument(f"slots[{index}].finished_before", before, allowed)
+        if number or before:
+            found[each.allocation_id] = ThreadReport(_THREAD_ENDS.get(number), before)
     return found
 
 
@@ -74,7 +81,7 @@ def reuse_events(
     parts: Sequence[ReusePart],
     grace_ms: int | None,
     ranges: tuple[RangeSpec, ...] = (),
-    ends: Mapping[str, ThreadEnd] | None = None,
+    reports: Mapping[str, ThreadReport] | None = None,
 ) -> list[Callable[[Instant], Event]]:
     """Returns a function for each part of the batch, which creates the event from the current time.
 
@@ -83,7 +90,7 @@ def reuse_events(
         parts: the batch, in parts.
         grace_ms: milliseconds between SIGTERM and SIGKILL; None: the executor's default.
         ranges: new ranges. If there are any, the batch must have only one part.
-        ends: the reports about the threads of work in the slots; see `thread_ends`.
+        reports: the reports about the threads of work in the slots; see `thread_reports`.
     """
     return [
         partial(
@@ -92,7 +99,7 @@ def reuse_events(
             slots=part,
             grace_ms=grace_ms,
             ranges=ranges,
-            thread_ends=ends or {},
+            thread_reports=reports or {},
         )
         for part in parts
     ]

@@ -17,6 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import finegrain_client as fg
+from finegrain_client.batch import scheduler
+from finegrain_client.batch.scheduler import TIME_SLICE_S
 from tests.client.batch.world import World, inhabit, live, output_of
 from tests.support.patience import PATIENCE_S
 from tests.support.properties import examples
@@ -61,6 +63,7 @@ async def disturb(world: World, trouble: int) -> None:
     failing=st.dictionaries(st.integers(0, 11), st.sampled_from([1, ALWAYS]), max_size=4),
     trouble=st.sampled_from([0, 0, 5, 15]),
     speculate=st.booleans(),
+    slice_s=st.sampled_from([0.0, TIME_SLICE_S]),
     seed=st.integers(0, 2**32),
 )
 def test_every_thread_has_one_result_whenever_the_runner_is_killed(
@@ -70,6 +73,7 @@ def test_every_thread_has_one_result_whenever_the_runner_is_killed(
     failing: dict[int, int],
     trouble: int,
     speculate: bool,
+    slice_s: float,
     seed: int,
 ) -> None:
     folder = Path(tempfile.mkdtemp(prefix="fg-batch-", dir=IN_MEMORY))
@@ -85,6 +89,7 @@ def test_every_thread_has_one_result_whenever_the_runner_is_killed(
     async def story(monkeypatch: pytest.MonkeyPatch) -> None:
         world = World(random.Random(seed).randrange, slots, failing)
         inhabit(world, monkeypatch)
+        monkeypatch.setattr(scheduler, "TIME_SLICE_S", slice_s)
         world_goes_on = asyncio.create_task(disturb(world, trouble))
         try:
             async with asyncio.timeout(PATIENCE_S):  # takes less than one second; else it hangs

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 import finegrain_client as fg
 from finegrain.intervals import IntervalSet
+from finegrain.values.outcomes import ThreadReport
 from finegrain_client.batch.rows import AttemptRow, Known, SubmittedRow
 from finegrain_client.batch.scheduler import (
     LOSSES_MAX,
     NEW_REUSES_MAX,
     REFUSALS_MAX,
+    TIME_SLICE_S,
     USES_MAX,
     BatchScheduler,
 )
@@ -35,6 +37,8 @@ BAD = AttemptOutcome(Ending.FAILED, unknown_result(0, "exit 1"), "exit 1")
 REFUSED = AttemptOutcome(Ending.REFUSED, unknown_result(0, "not found"), "not found")
 LOST = AttemptOutcome(Ending.LOST, message="lost")
 REVOKED = AttemptOutcome(Ending.LOST, message="revoked", reason="REVOKED")
+ONE_FINISHED = ThreadReport(fg.ThreadEnd.FINISHED)
+NONE_FINISHED = ThreadReport(fg.ThreadEnd.UNFINISHED)
 CANCELLED = AttemptOutcome(Ending.CANCELLED, message="cancelled")
 
 
@@ -62,7 +66,16 @@ class Scenario:
             self.scheduler.granted(slot(member, generation), member, "host-a")
         return self.decide()
 
-    def end(self, thread: int, attempt: int, outcome: AttemptOutcome) -> Actions:
+    def end(
+        self,
+        thread: int,
+        attempt: int,
+        outcome: AttemptOutcome,
+        *,
+        after_s: float = TIME_SLICE_S,
+    ) -> Actions:
+        """Ends an attempt; by default so late that the time slice of its slot has ended, too."""
+        self.now += after_s
         self.scheduler.attempt_ended((thread, attempt), outcome, self.now)
         return self.decide()
 
@@ -388,6 +401,7 @@ def test_a_call_reuses_a_limited_number_of_slots_for_new_requests() -> None:
     scenario = Scenario(2_000, slots_max=NEW_REUSES_MAX + 20)
     scenario.decide()
     scenario.grant(*range(NEW_REUSES_MAX + 20))
+    scenario.now += TIME_SLICE_S
     for thread in range(NEW_REUSES_MAX + 20):
         scenario.scheduler.attempt_ended((thread, 1), OK, scenario.now)
     actions = scenario.decide()
@@ -426,7 +440,7 @@ def test_a_runner_that_comes_back_takes_up_what_runs_and_repeats_what_is_lost() 
     # Slot 0 has run a thread and serves thread 2 next. No request waits, so a new one is submitted.
     assert (actions.reuse, actions.reuse_new) == ([(slot(0), 3)], (3, 1))
     # The earlier runner has possibly reported that the thread of slot 0 has finished.
-    assert actions.thread_ends == {slot(0): fg.ThreadEnd.UNFINISHED}
+    assert actions.reports == {slot(0): NONE_FINISHED}
 
 
 def test_each_thread_is_reported_as_finished_once() -> None:
@@ -434,21 +448,21 @@ def test_each_thread_is_reported_as_finished_once() -> None:
     scenario = Scenario(2, retries=1)
     scenario.decide()
     scenario.grant(0, 1)
-    assert scenario.end(0, 1, OK).thread_ends == {slot(0): fg.ThreadEnd.FINISHED}
-    assert scenario.end(1, 1, BAD).thread_ends == {slot(1): fg.ThreadEnd.UNFINISHED}
+    assert scenario.end(0, 1, OK).reports == {slot(0): ONE_FINISHED}
+    assert scenario.end(1, 1, BAD).reports == {slot(1): NONE_FINISHED}
     scenario.now += 100
     assert scenario.decide().ask == (2, 1)
     scenario.grant(2)
     # The last attempt has failed, too, so the thread has its result.
-    assert scenario.end(1, 2, BAD).thread_ends == {slot(2): fg.ThreadEnd.FINISHED}
+    assert scenario.end(1, 2, BAD).reports == {slot(2): ONE_FINISHED}
 
 
 def test_the_slower_run_of_a_thread_finishes_no_thread() -> None:
     scenario = straggling()
     scenario.decide()
     scenario.grant(10)
-    assert scenario.end(9, 2, OK).thread_ends[slot(10)] is fg.ThreadEnd.FINISHED
-    assert scenario.end(9, 1, OK).thread_ends == {slot(9): fg.ThreadEnd.UNFINISHED}
+    assert scenario.end(9, 2, OK).reports[slot(10)] == ONE_FINISHED
+    assert scenario.end(9, 1, OK).reports == {slot(9): NONE_FINISHED}
 
 
 def test_a_reused_slot_that_was_not_used_again_finishes_no_second_thread() -> None:
@@ -458,7 +472,84 @@ def test_a_reused_slot_that_was_not_used_again_finishes_no_second_thread() -> No
     ((key, member),) = scenario.end(0, 1, OK).reuse
     scenario.scheduler.stop("it was stopped")
     scenario.scheduler.reuse_answered(key, member, agreed=True)
-    assert scenario.decide().thread_ends == {slot(0): fg.ThreadEnd.UNFINISHED}
+    assert scenario.decide().reports == {slot(0): NONE_FINISHED}
+
+
+def of_short_threads(threads: int = 50, **spec: Any) -> Scenario:
+    """A batch in which five threads have taken 1 ms each, and slot 0 has just begun thread 5."""
+    known = Known(
+        final=dict.fromkeys(range(5), fg.ThreadState.DONE),
+        durations_s=[0.001] * 5,
+    )
+    scenario = Scenario(threads, known, **spec)
+    scenario.decide()
+    assert scenario.grant(0).start == [Start(slot(0), 5, 1)]
+    return scenario
+
+
+def test_a_slot_runs_short_threads_without_a_question_until_its_time_slice_ends() -> None:
+    scenario = of_short_threads()
+    step_s = TIME_SLICE_S * 0.3
+    for thread in (5, 6, 7):
+        actions = scenario.end(thread, 1, OK, after_s=step_s)
+        assert actions.start == [Start(slot(0), thread + 1, 1)]
+        assert (actions.reuse, actions.release, actions.ask) == ([], [], None)
+    actions = scenario.end(8, 1, OK, after_s=step_s)
+    assert (actions.start, actions.reuse) == ([], [(slot(0), 1)])
+    assert actions.reports == {slot(0): ThreadReport(fg.ThreadEnd.FINISHED, finished_before=3)}
+
+    # With the answer, the next time slice begins.
+    scenario.now += 1
+    scenario.scheduler.reuse_answered(slot(0), 1, agreed=True)
+    assert scenario.decide().start == [Start(slot(0), 9, 1)]
+    assert scenario.end(9, 1, OK, after_s=step_s).start == [Start(slot(0), 10, 1)]
+    actions = scenario.end(10, 1, BAD, after_s=step_s)
+    assert actions.reports == {slot(0): ThreadReport(fg.ThreadEnd.UNFINISHED, finished_before=1)}
+
+
+def test_a_failed_attempt_ends_the_time_slice_of_its_slot() -> None:
+    scenario = of_short_threads()
+    actions = scenario.end(5, 1, BAD, after_s=0.001)
+    assert (actions.start, actions.reuse) == ([], [(slot(0), 1)])
+
+
+def test_a_slot_whose_time_slice_lasts_is_released_when_no_thread_is_left() -> None:
+    scenario = of_short_threads(6)
+    actions = scenario.end(5, 1, OK, after_s=0.001)
+    assert actions.release == [slot(0)]
+    assert actions.reports == {slot(0): ONE_FINISHED}
+
+
+def test_long_threads_never_start_without_a_question() -> None:
+    """Another job could otherwise wait for such a thread."""
+    scenario = of_short_threads()
+    scenario.scheduler.rate.add(TIME_SLICE_S * 1.1)
+    assert scenario.end(5, 1, OK, after_s=0.001).reuse == [(slot(0), 1)]
+
+
+def test_the_first_threads_never_start_without_a_question() -> None:
+    scenario = Scenario(50)
+    scenario.decide()
+    scenario.grant(0)
+    assert scenario.end(0, 1, OK, after_s=0.001).reuse == [(slot(0), 1)]
+
+
+def test_a_clock_that_was_set_back_ends_a_time_slice() -> None:
+    assert of_short_threads().end(5, 1, OK, after_s=-1).reuse == [(slot(0), 1)]
+
+
+def test_a_slot_with_a_time_limit_has_no_time_slice() -> None:
+    """The time limit starts again only when the slot is reused."""
+    limited = of_short_threads(slot=fg.SlotSpec(time_limit_s=60))
+    assert limited.end(5, 1, OK, after_s=0.001).reuse == [(slot(0), 1)]
+
+
+def test_requests_of_threads_that_ran_without_them_are_cancelled_together() -> None:
+    scenario = of_short_threads()
+    given_up = [scenario.end(thread, 1, OK, after_s=0).give_up for thread in range(5, 14)]
+    # At first 44 requests wait. For 39 threads, they are more than a tenth too many.
+    assert given_up == [[], [], [], [], [(40, 5)], [], [], [], [(36, 4)]]
+    assert len(scenario.scheduler.waiting) == 35 == scenario.scheduler.threads.counts[TODO]
 
 
 @given(st.sets(st.integers(0, 40)), st.integers(0, 45))

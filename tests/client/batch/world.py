@@ -20,6 +20,7 @@ import pytest
 
 import finegrain_client as fg
 from finegrain.resources import ResourceProfile
+from finegrain.values.outcomes import ThreadReport
 from finegrain.values.states import JobOutcome, RequestState
 from finegrain_client.batch import runner
 from finegrain_client.batch.rows import Changes, JobRow
@@ -319,17 +320,19 @@ class WorldSlots:
                     self.world.release(self.job, member, slot.generation)
         self.life.step()
 
-    async def release(self, keys: Sequence[SlotKey], ends: Mapping[SlotKey, fg.ThreadEnd]) -> None:
+    async def release(
+        self, keys: Sequence[SlotKey], reports: Mapping[SlotKey, ThreadReport]
+    ) -> None:
         await self._call()
         for key in keys:
-            self._note_end(key, ends)
+            self._note_end(key, reports)
             self.world.release(self.job, int(key[0].rpartition(".")[2]), key[1])
         self.life.step()
 
     async def reuse(
         self,
         pairs: Sequence[tuple[SlotKey, int]],
-        ends: Mapping[SlotKey, fg.ThreadEnd],
+        reports: Mapping[SlotKey, ThreadReport],
         new: tuple[int, int] | None = None,
     ) -> list[bool]:
         await self._call()
@@ -340,7 +343,7 @@ class WorldSlots:
         answers = []
         if new is not None and self.world.chance(8) == 0:  # an older resource manager
             for key, _ in pairs:
-                self._note_end(key, ends)  # the call has reported it, although it is refused
+                self._note_end(key, reports)  # the call has reported it, although it is refused
                 self.world.release(self.job, int(key[0].rpartition(".")[2]), key[1])
             raise NewMembersRefused(None)
         for member in range(new[0], new[0] + new[1]) if new is not None else ():
@@ -348,7 +351,7 @@ class WorldSlots:
                 self.job.asked.add(member)
                 self.job.waiting[member] = None
         for key, wanted in pairs:
-            self._note_end(key, ends)
+            self._note_end(key, reports)
             there = self.slot(key) is not None and wanted in self.job.waiting
             agreed = there and self.world.agrees and self.world.chance(4) > 0
             answers.append(agreed)
@@ -359,9 +362,10 @@ class WorldSlots:
         self.life.step()
         return answers
 
-    def _note_end(self, key: SlotKey, ends: Mapping[SlotKey, fg.ThreadEnd]) -> None:
+    def _note_end(self, key: SlotKey, reports: Mapping[SlotKey, ThreadReport]) -> None:
         if self.slot(key) is not None:
-            self.world.finished += ends[key] is fg.ThreadEnd.FINISHED
+            report = reports[key]
+            self.world.finished += report.finished_before + (report.end is fg.ThreadEnd.FINISHED)
 
     async def _call(self) -> None:
         self.life.step()

@@ -70,10 +70,14 @@ async def test_each_thread_counts_once_and_the_advice_says_which_attempts_it_can
         await job.release("thread-1", thread_end=rm_pb2.THREAD_END_FINISHED)
         await job.release("thread-2")  # a client of an earlier version
         error = await refusal(job.release("thread-3", thread_end=9))
+        bound = await refusal(job.release("thread-3", finished_before=1_000_001))
         found = await advice_for(rm, job.job_id)
 
     assert isinstance(error, InvalidArgument)
     assert "slots[0].thread_end" in error.message
+    assert isinstance(bound, InvalidArgument)
+    assert "slots[0].finished_before" in bound.message
+    assert "0 to 1,000,000" in bound.message
     assert (found.threads_observed, found.threads_running) == (2, 1)
     assert (found.attempts_unfinished, found.attempts_unmatched) == (1, 1)
     assert any(

@@ -9,7 +9,7 @@ from finegrain.cpu_policy import PLAIN, CpuPolicy, HostPolicy, QosClass
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.dependencies import JobDependency
 from finegrain.values.group_rules import GroupRule
-from finegrain.values.outcomes import ItemOutcome
+from finegrain.values.outcomes import ItemOutcome, ThreadReport
 from finegrain.values.states import GangPlacement, JobOutcome, ThreadEnd
 from resource_manager.engine.model.entities import (
     Executor,
@@ -216,8 +216,8 @@ class Calls(Conversation):
             thread_end: what the job master reports about the threads of work in the slots.
         """
         slots = tuple((name, generation) for name in names)
-        ends = dict.fromkeys(names, thread_end) if thread_end is not None else {}
-        event = SlotsReleased(self.at, job, slots, ranges=tuple(ranges), thread_ends=ends)
+        reports = dict.fromkeys(names, ThreadReport(thread_end))
+        event = SlotsReleased(self.at, job, slots, ranges=tuple(ranges), thread_reports=reports)
         answer: list[ItemOutcome] = self.apply(event)
         return answer
 

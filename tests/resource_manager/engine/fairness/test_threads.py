@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain.values.outcomes import NO_REPORT, ThreadReport
 from finegrain.values.states import ThreadEnd
 from resource_manager.engine.explain.fairness import advise_threads
 from resource_manager.engine.fairness import threads
@@ -100,10 +101,10 @@ def test_one_that_was_lost_counts_from_where_it_began_anew() -> None:
 def test_a_slot_that_is_handed_on_counts_once_for_every_thread() -> None:
     job, slot = books.job(), books.slot()
     threads.begin(slot, 1_000)
-    threads.note_reuse(job, slot, KEY, 3_000, None)
-    threads.note_reuse(job, slot, KEY, 4_000, None)
-    threads.end(job, slot, KEY, 9_000, None)
-    threads.end(job, slot, KEY, 9_000, None)
+    threads.note_reuse(job, slot, KEY, 3_000, NO_REPORT)
+    threads.note_reuse(job, slot, KEY, 4_000, NO_REPORT)
+    threads.end(job, slot, KEY, 9_000, NO_REPORT)
+    threads.end(job, slot, KEY, 9_000, NO_REPORT)
 
     assert job.durations is not None
     assert (job.durations.count, job.durations.total_ms, job.durations.handed_on) == (3, 8_000, 2)
@@ -112,10 +113,10 @@ def test_a_slot_that_is_handed_on_counts_once_for_every_thread() -> None:
 def test_a_thread_that_was_tried_again_counts_once() -> None:
     job, slot = books.job(), books.slot()
     threads.begin(slot, 0)
-    threads.note_reuse(job, slot, KEY, 2_000, ThreadEnd.UNFINISHED)
-    threads.note_reuse(job, slot, KEY, 5_000, ThreadEnd.UNFINISHED)
-    threads.note_reuse(job, slot, KEY, 9_000, ThreadEnd.FINISHED)
-    threads.end(job, slot, KEY, 10_000, None)
+    threads.note_reuse(job, slot, KEY, 2_000, ThreadReport(ThreadEnd.UNFINISHED))
+    threads.note_reuse(job, slot, KEY, 5_000, ThreadReport(ThreadEnd.UNFINISHED))
+    threads.note_reuse(job, slot, KEY, 9_000, ThreadReport(ThreadEnd.FINISHED))
+    threads.end(job, slot, KEY, 10_000, NO_REPORT)
 
     found = job.durations
     assert found is not None
@@ -123,6 +124,22 @@ def test_a_thread_that_was_tried_again_counts_once() -> None:
     assert (found.shortest_ms, found.longest_ms) == (1_000, 4_000)
     # The scheduler's run times are about slots, so they include all attempts.
     assert len(job.run_times[KEY]._kept) == 4
+
+
+def test_threads_that_ran_without_a_question_share_the_time_of_their_slot() -> None:
+    job, slot = books.job(), books.slot()
+    threads.begin(slot, 0)
+    threads.note_reuse(job, slot, KEY, 100, ThreadReport(ThreadEnd.FINISHED, finished_before=9))
+    threads.note_reuse(job, slot, KEY, 160, ThreadReport(ThreadEnd.UNFINISHED, finished_before=2))
+    threads.end(job, slot, KEY, 220, ThreadReport(ThreadEnd.UNFINISHED))
+
+    found = job.durations
+    assert found is not None
+    # Ten threads of 10 ms and two of 20 ms. The two attempts without a result are no threads.
+    assert (found.count, found.unfinished, found.unmatched) == (12, 2, 0)
+    assert (found.shortest_ms, found.longest_ms, found.total_ms) == (10, 20, 140)
+    # For the scheduler, the slot was in use for 100, 60 and 60 ms.
+    assert len(job.run_times[KEY]._kept) == 3
 
 
 def test_a_released_slot_says_whether_its_thread_has_finished() -> None:
@@ -149,10 +166,10 @@ def test_a_reused_slot_says_whether_its_thread_has_finished() -> None:
         cluster.at,
         "job",
         (("fills-0", 1, "waits"), ("fills-1", 1, "nobody"), ("fills-2", 1, "waits-too")),
-        thread_ends={
-            "fills-0": ThreadEnd.UNFINISHED,
-            "fills-1": ThreadEnd.UNFINISHED,
-            "fills-2": ThreadEnd.FINISHED,
+        thread_reports={
+            "fills-0": ThreadReport(ThreadEnd.UNFINISHED),
+            "fills-1": ThreadReport(ThreadEnd.UNFINISHED),
+            "fills-2": ThreadReport(ThreadEnd.FINISHED),
         },
     )
     answers = cluster.batch(reuse)
@@ -191,7 +208,7 @@ def test_a_restart_knows_what_finished_and_since_when_the_rest_runs() -> None:
         UsageRecord("group/job-1", "slots", 0.0, 0.0, 1, ""),
     ]
     threads.restore({"job-1": job}, [slot], tallies, Instant(500, 80_000))
-    threads.end(job, slot, KEY, 1_500, None)
+    threads.end(job, slot, KEY, 1_500, NO_REPORT)
 
     assert job.durations is not None
     assert (job.durations.count, job.durations.total_ms) == (2, 7_000 + 30_000 + 1_000)
@@ -200,7 +217,7 @@ def test_a_restart_knows_what_finished_and_since_when_the_rest_runs() -> None:
 def test_after_a_restart_a_clock_that_was_set_back_makes_nothing_negative() -> None:
     job, slot = books.job(), books.slot(allocated_time_ms=50_000)
     threads.restore({"job-1": job}, [slot], [], Instant(500, 20_000))
-    threads.end(job, slot, KEY, 1_500, None)
+    threads.end(job, slot, KEY, 1_500, NO_REPORT)
 
     assert job.durations is not None
     assert job.durations.total_ms == 1_000
@@ -211,7 +228,7 @@ def test_after_a_restart_nobody_guesses_when_a_thread_of_a_slot_began_that_was_h
     handed_on = Durations(handed_on=1)
     tallies = [UsageRecord("job/job-1", "slots", 0.0, 0.0, 1, handed_on.to_text())]
     threads.restore({"job-1": job}, [slot], tallies, Instant(0, 9_000_000))
-    threads.end(job, slot, KEY, 1_000, None)
+    threads.end(job, slot, KEY, 1_000, NO_REPORT)
 
     assert job.durations == handed_on
 
