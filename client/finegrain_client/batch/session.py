@@ -345,6 +345,9 @@ class Session:
                 return
             if new is None:
                 raise
+            # The whole call was refused, so the resource manager has not released the slots.
+            keys = [key for key, _ in pairs]
+            await self._unless_over(partial(self.slots.release, keys, reports))
             agreed, refused = [False] * len(pairs), SubmissionFailed(*new, error)
         answers = [(*pair, each) for pair, each in zip(pairs, agreed, strict=True)]
         self._inbox.put_nowait(ReuseAnswered(answers))

@@ -235,6 +235,21 @@ async def test_requests_that_can_never_be_served_stop_the_batch(
     assert len(servant.calls["RequestResource"]) == 1
 
 
+async def test_slots_whose_reuse_is_refused_as_a_whole_are_released(
+    cluster: fg.Cluster, servant: Scripted, tmp_path: Path
+) -> None:
+    refusal = fg.FailedPrecondition("no executor has as much any more")
+    servant.programs["work"] = Program()
+    servant.failures["ReuseSlots"].append(refusal)
+    spec = fg.BatchSpec(3, ["work"], slots_max=1)
+    outcome = await fg.BatchJob(cluster, spec, state_file=tmp_path / "state").run()
+    assert (outcome.state, outcome.done, outcome.left) == (fg.BatchState.STOPPED, 1, 2)
+    assert refusal.message in outcome.message
+    (reuse,) = servant.calls["ReuseSlots"]
+    (release,) = servant.calls["ReleaseSlots"]
+    assert release.slots[0].allocation_id == reuse.slots[0].allocation_id
+
+
 async def test_a_full_disk_ends_the_runner_and_nothing_else(
     cluster: fg.Cluster, servant: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
