@@ -241,6 +241,20 @@ def test_an_administrator_changes_a_policy_and_limits_after_a_preview(
     browser.lacks("dialog")
     assert daemons.cli.json("executors", "policy", name)["effective"]["alignment"] == "BestEffort"
 
+    browser.visit("/")
+    browser.click("button", "▸ Cpu policy of all hosts")
+    browser.shows("Set for all hosts")
+    browser.run(
+        "const one = [...document.querySelectorAll('fieldset label')]"
+        ".find((each) => each.innerText.startsWith('bind')).querySelector('select');"
+        "one.value = 'SPREAD_BY_PCPUS'; one.dispatchEvent(new Event('change', { bubbles: true }))"
+    )
+    browser.click("button", "Change policy")
+    browser.shows("on 1 executor: bind None to SpreadByPCPUs")
+    browser.click("button.danger", "Change policy")
+    browser.lacks("dialog")
+    assert daemons.cli.json("executors", "policy", "--defaults")["set"]["bind"] == "SpreadByPCPUs"
+
     browser.visit("/groups?group=default")
     browser.shows("Minimum (reserved)")
     browser.run("document.querySelector('fieldset input').focus()")

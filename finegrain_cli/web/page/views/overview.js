@@ -9,6 +9,7 @@ import { Canvas, cellAt, drawCells, drawRows, gridHeight } from "../map_draw.js"
 import { groupsOf, hostRows, labelsOf, ORDERS, severity, troubled } from "../map_model.js";
 import { Choice, Legend, Link, Meter, Search, Shown, html } from "../parts.js";
 import { executorPath, go, query, set, setting } from "../place.js";
+import { ClusterPolicy } from "./policy.js";
 
 const FEW = 12; // up to this number of hosts, all groups are open
 const GROUPS_MAX = 150;
@@ -22,7 +23,7 @@ export function Overview() {
   const found = { data: cluster.value && hosts.value, error: null };
   return html`<h1>Cluster</h1><${Shown} found=${found}>${(all) => html`
     <${Sums} cluster=${cluster.value} />
-    ${all.length ? html`<${Map} all=${all} />` : html`<p class="quiet">No executor has joined yet.</p>`}`}<//>`;
+    ${all.length ? html`<${Map} all=${all} /><${ClusterPolicy} />` : html`<p class="quiet">No executor has joined yet.</p>`}`}<//>`;
 }
 
 function Sums({ cluster }) {
