@@ -210,7 +210,9 @@ async def make_components(
 
 
 def _open_store(options: ResourceManagerOptions, state_dir: Path) -> Store:
-    return open_store(database_url(options, state_dir), lease_ms=options.database_lease_ms)
+    return open_store(
+        database_url(options, state_dir), check_in_load=True, lease_ms=options.database_lease_ms
+    )
 
 
 def database_url(options: ResourceManagerOptions, state_dir: Path) -> str:

@@ -12,6 +12,7 @@ def open_store(
     create: bool = True,
     upgrade: bool = True,
     read_only: bool = False,
+    check_in_load: bool = False,
     lease_ms: int = LEASE_MS,
 ) -> Store:
     """Opens the database at `url`: sqlite:////absolute/path.db or postgresql://user@host/name.
@@ -24,6 +25,8 @@ def open_store(
             schema is older.
         read_only: True to open the database for reading only. `lead` and `commit` then raise an
             error.
+        check_in_load: only for SQLite: True to check the file for damage beside the first `load`,
+            which takes less time; `load` then raises STORE_CORRUPT. False to check it here.
         lease_ms: only for PostgreSQL: time for which a leadership is valid without renewal; at
             least 100.
 
@@ -42,7 +45,13 @@ def open_store(
         # different libraries.
         from resource_manager.storage.sqlite_store import open_sqlite
 
-        return open_sqlite(location, create=create, upgrade=upgrade, read_only=read_only)
+        return open_sqlite(
+            location,
+            create=create,
+            upgrade=upgrade,
+            read_only=read_only,
+            check_in_load=check_in_load,
+        )
     from resource_manager.storage.postgresql_store import open_postgresql
 
     return open_postgresql(

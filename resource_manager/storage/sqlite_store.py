@@ -10,13 +10,14 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sqlalchemy import Engine
 
 from finegrain.errors import Reason, StoreError
-from resource_manager.engine.model.effects import Changes
+from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.storage.creation import create_sqlite, upgrade_sqlite
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.sql_store import SqlStore
@@ -51,11 +52,14 @@ complete, so it can be copied.
 class SqliteStore(SqlStore[sqlite3.Connection]):
     """A store in one file; see the module. Create it with `open_store`."""
 
-    def __init__(self, location: DatabaseUrl, *, read_only: bool, reader: Engine) -> None:
+    def __init__(
+        self, location: DatabaseUrl, *, read_only: bool, check_in_load: bool, reader: Engine
+    ) -> None:
         super().__init__(
             location, read_only=read_only, reader=reader, statements=SqliteStatements()
         )
         self._path: Path = location.path
+        self._check_in_load = check_in_load
         self._writer: sqlite3.Connection | None = None  # opened by the first write
         self._lock = LockFile(self._path)
         # `renew` compares this identity, because the file can be replaced later
@@ -173,6 +177,20 @@ class SqliteStore(SqlStore[sqlite3.Connection]):
         """See `Store.holds_lease`: the lock ends with the process, never by time."""
         return self._rm_epoch > 0
 
+    def load(self) -> Snapshot:
+        """See `Store.load`. If `open_store` did not check the file, it is checked here, once."""
+        if not self._check_in_load:
+            return super().load()
+        # SQLite holds no lock of Python during the check, so the thread does not slow the read.
+        with ThreadPoolExecutor(1) as pool:
+            checked = pool.submit(self.check_sound)
+            try:
+                snapshot = super().load()
+            finally:
+                checked.result()  # damage is a better explanation than an error of the read
+        self._check_in_load = False
+        return snapshot
+
     def commit(self, changes: Changes) -> None:
         """See `Store.commit`."""
         super().commit(changes)
@@ -236,6 +254,16 @@ class SqliteStore(SqlStore[sqlite3.Connection]):
             for each in orphans[:20]
         ]
 
+    def check_sound(self) -> None:
+        """Raises StoreError if the file is damaged."""
+        damage = self.damage()
+        if damage:
+            raise StoreError(
+                f"{damage[0]}; `finegrain db restore` a backup",
+                reason=Reason.STORE_CORRUPT,
+                details={"path": self._path, "damage": "; ".join(damage)},
+            )
+
     def close(self) -> None:
         """See `Store.close`."""
         if self._closed:
@@ -264,7 +292,7 @@ def version_findings() -> list[str]:
 
 
 def open_sqlite(
-    location: DatabaseUrl, *, create: bool, upgrade: bool, read_only: bool
+    location: DatabaseUrl, *, create: bool, upgrade: bool, read_only: bool, check_in_load: bool
 ) -> SqliteStore:
     """Opens a file; see `resource_manager.storage.opening.open_store` for arguments and errors."""
     path = location.path
@@ -287,22 +315,13 @@ def open_sqlite(
         check_not_behind(version, str(path))
     # SQLite allows many readers, and one writer at a time.
     reader = sqlite_engine(path, read_only=True, connections=READERS)
-    store = SqliteStore(location, read_only=read_only, reader=reader)
+    store = SqliteStore(location, read_only=read_only, check_in_load=check_in_load, reader=reader)
+    if check_in_load:
+        return store
     # Check at each start. If damage is found late, all backups possibly contain it.
     try:
-        _check_sound(store)
+        store.check_sound()
     except BaseException:
         store.close()
         raise
     return store
-
-
-def _check_sound(store: SqliteStore) -> None:
-    """Raises StoreError if the file is damaged."""
-    damage = store.damage()
-    if damage:
-        raise StoreError(
-            f"{damage[0]}; `finegrain db restore` a backup",
-            reason=Reason.STORE_CORRUPT,
-            details={"path": store.location.path, "damage": "; ".join(damage)},
-        )

@@ -247,6 +247,18 @@ def test_a_corrupt_database(made: Daemons) -> None:
     assert "restore" in said or "backup" in said
 
 
+def test_a_database_with_a_row_that_belongs_to_no_job(made: Daemons) -> None:
+    with closing(sqlite3.connect(database(made))) as connection:
+        connection.execute(
+            "INSERT INTO job_events (job_id, sequence, time_ms, allocation_id, state, reason, "
+            "message) VALUES ('no-job', 1, 0, 'slot', 'GRANTED', '', '')"
+        )
+        connection.commit()
+    said = refused(made.manager)
+    assert "is damaged: job_events has a row without its jobs" in said
+    assert "finegrain db restore" in said
+
+
 def test_a_file_that_is_no_database(made: Daemons) -> None:
     database(made).write_bytes(b"not a database at all, but long enough to look at" * 100)
     assert str(database(made)) in refused(made.manager)

@@ -232,6 +232,35 @@ def test_a_damaged_database_is_not_opened(sqlite_url: str, made: Path, share: fl
     assert "finegrain db restore" in error.message
 
 
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9], ids=["early", "middle", "late"])
+def test_the_first_load_finds_damage_that_opening_did_not_look_for(
+    sqlite_url: str, made: Path, share: float
+) -> None:
+    data = bytearray(made.read_bytes())
+    start = int(len(data) * share)
+    data[start : start + 5000] = b"\xa5" * 5000
+    made.write_bytes(data)
+    with open_store(sqlite_url, check_in_load=True) as store:
+        for _ in range(2):
+            with pytest.raises(StoreError, match="finegrain db restore") as caught:
+                store.load()
+            assert caught.value.reason is Reason.STORE_CORRUPT
+            assert str(made) in caught.value.message
+
+
+def test_a_row_without_its_job_is_damage_even_if_every_row_can_be_read(
+    sqlite_url: str, made: Path
+) -> None:
+    with closing(sqlite3.connect(made)) as connection:
+        connection.execute("DELETE FROM jobs")
+        connection.commit()
+    with (
+        open_store(sqlite_url, check_in_load=True) as store,
+        pytest.raises(StoreError, match="has a row without its jobs"),
+    ):
+        store.load()
+
+
 def test_a_truncated_database_is_not_opened(sqlite_url: str, made: Path) -> None:
     os.truncate(made, made.stat().st_size // 2)
     assert refusal(sqlite_url).reason is Reason.STORE_CORRUPT
