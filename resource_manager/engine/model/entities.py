@@ -18,6 +18,7 @@ from finegrain.cpu_policy import PLAIN, CpuPolicy, HostPolicy, QosClass
 from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.devices.condition import DeviceCondition
 from finegrain.intervals import IntervalSet
+from finegrain.mapping.frozen import checked_frozen
 from finegrain.resources import Amounts, ResourceProfile
 from finegrain.values.dependencies import JobDependency
 from finegrain.values.group_rules import GroupRule
@@ -61,7 +62,7 @@ Ended = tuple[RequestState, str, str]
 """The end of a request: its final state, the reason and the message."""
 
 
-@dataclass(frozen=True, slots=True)
+@checked_frozen
 class RequestSpec:
     """A slot request from a job master, after its validation. `required_labels` is sorted."""
 
