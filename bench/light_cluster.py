@@ -123,17 +123,12 @@ class LightExecutor:
                 unchanged=True,
                 base_report_number=self.acknowledged,
             )
-        # Do not deduct the devices of slots, because the resource manager counts them itself.
         return slots_pb2.SlotReport(
             report_number=self.report_number,
             rm_epoch=self.rm_epoch,
             command_number=self.command_number,
             slots=self.slots.values(),
-            available=resources_pb2.ResourceAmounts(
-                cpu_milli=1000 * CPUS - self.booked_cpu_milli,
-                memory_bytes=MEMORY_BYTES - self.booked_memory_bytes,
-                devices=self.device_sums,
-            ),
+            available=self._available(),
         )
 
     @cached_property
@@ -141,6 +136,29 @@ class LightExecutor:
         """Returns the sums over the devices of this executor."""
         sums = total_of_devices(self.devices.devices)
         return {name.removeprefix(DEVICE_PREFIX): amount for name, amount in sums.items()}
+
+    def _short_state(self) -> slots_pb2.SlotReport:
+        """Returns the next numbered report, for a command that was carried out as ordered, and that
+        has the number of the last report.
+        """
+        self.report_number += 1
+        return slots_pb2.SlotReport(
+            report_number=self.report_number,
+            rm_epoch=self.rm_epoch,
+            command_number=self.command_number,
+            base_report_number=self.report_number - 1,
+            as_ordered=True,
+            slot_isolation=ISOLATION,
+            available=self._available(),
+        )
+
+    def _available(self) -> resources_pb2.ResourceAmounts:
+        # Do not deduct the devices of slots, because the resource manager counts them itself.
+        return resources_pb2.ResourceAmounts(
+            cpu_milli=1000 * CPUS - self.booked_cpu_milli,
+            memory_bytes=MEMORY_BYTES - self.booked_memory_bytes,
+            devices=self.device_sums,
+        )
 
     def allocate(self, request: te_pb2.AllocateSlotsRequest) -> te_pb2.AllocateSlotsResponse:
         """Allocates every slot at once."""
@@ -154,6 +172,11 @@ class LightExecutor:
             self.booked_memory_bytes += slot.memory_bytes
             results.append(slots_pb2.ItemResult(id=slot.allocation_id))
         self.command_number = request.command_number
+        # Like the executor, answer in short unless a slot has dedicated cpus.
+        if request.known_report_number == self.report_number and not any(
+            each.slot.cpus for each in request.allocations
+        ):
+            return te_pb2.AllocateSlotsResponse(report=self._short_state())
         return te_pb2.AllocateSlotsResponse(results=results, report=self.state())
 
     def free(self, request: te_pb2.FreeSlotsRequest) -> te_pb2.FreeSlotsResponse:
@@ -166,6 +189,8 @@ class LightExecutor:
                 self.booked_memory_bytes -= slot.memory_bytes
             results.append(slots_pb2.ItemResult(id=each.allocation_id))
         self.command_number = request.command_number
+        if request.known_report_number == self.report_number:
+            return te_pb2.FreeSlotsResponse(report=self._short_state())
         return te_pb2.FreeSlotsResponse(results=results, report=self.state())
 
 

@@ -646,6 +646,8 @@ class SlotReport(google.protobuf.message.Message):
     ENDED_FIELD_NUMBER: builtins.int
     CPU_STATE_FIELD_NUMBER: builtins.int
     DEVICE_CONDITIONS_FIELD_NUMBER: builtins.int
+    AS_ORDERED_FIELD_NUMBER: builtins.int
+    SLOT_ISOLATION_FIELD_NUMBER: builtins.int
     report_number: builtins.int
     """Number of this state, 1 or more."""
     rm_epoch: builtins.int
@@ -657,7 +659,14 @@ class SlotReport(google.protobuf.message.Message):
     `base_report_number` names that state.
     """
     base_report_number: builtins.int
-    """The earlier state that is equal to this state; only with `unchanged`."""
+    """The earlier state that this state is described by; only with `unchanged` or `as_ordered`."""
+    as_ordered: builtins.bool
+    """True: since the state `base_report_number`, only the command that this report answers has changed the slots, and
+    the executor has carried it out completely. So `slots` is empty. The slots of an AllocateSlots command exist as
+    ordered, in state ALLOCATED and with `slot_isolation`; the slots of a FreeSlots command do not exist any more. The
+    other fields are as in a complete report. Only the answer to a command with this `base_report_number` as its
+    `known_report_number` can have this mark.
+    """
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotStatus]:
         """Every slot that exists, in state ALLOCATED or FREEING. Free capacity is not divided into slots."""
@@ -680,6 +689,10 @@ class SlotReport(google.protobuf.message.Message):
         `unchanged` report.
         """
 
+    @property
+    def slot_isolation(self) -> finegrain.v1.resources_pb2.IsolationReport:
+        """The isolation of each slot that the command has allocated; only with `as_ordered`."""
+
     def __init__(
         self,
         *,
@@ -693,9 +706,11 @@ class SlotReport(google.protobuf.message.Message):
         ended: collections.abc.Iterable[global___EndedSlot] | None = ...,
         cpu_state: finegrain.v1.cpus_pb2.CpuState | None = ...,
         device_conditions: collections.abc.Iterable[finegrain.v1.devices_pb2.DeviceCondition] | None = ...,
+        as_ordered: builtins.bool = ...,
+        slot_isolation: finegrain.v1.resources_pb2.IsolationReport | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["available", b"available", "cpu_state", b"cpu_state"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["available", b"available", "base_report_number", b"base_report_number", "command_number", b"command_number", "cpu_state", b"cpu_state", "device_conditions", b"device_conditions", "ended", b"ended", "report_number", b"report_number", "rm_epoch", b"rm_epoch", "slots", b"slots", "unchanged", b"unchanged"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["available", b"available", "cpu_state", b"cpu_state", "slot_isolation", b"slot_isolation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["as_ordered", b"as_ordered", "available", b"available", "base_report_number", b"base_report_number", "command_number", b"command_number", "cpu_state", b"cpu_state", "device_conditions", b"device_conditions", "ended", b"ended", "report_number", b"report_number", "rm_epoch", b"rm_epoch", "slot_isolation", b"slot_isolation", "slots", b"slots", "unchanged", b"unchanged"]) -> None: ...
 
 global___SlotReport = SlotReport
 

@@ -130,6 +130,7 @@ class AllocateSlotsRequest(google.protobuf.message.Message):
     ALLOCATIONS_FIELD_NUMBER: builtins.int
     EXECUTOR_ID_FIELD_NUMBER: builtins.int
     EPOCH_PROOF_FIELD_NUMBER: builtins.int
+    KNOWN_REPORT_NUMBER_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
     """Epoch (incarnation) of the RM that sends this command."""
     registration_number: builtins.int
@@ -139,6 +140,10 @@ class AllocateSlotsRequest(google.protobuf.message.Message):
     executor_id: builtins.str
     """The executor that must run the command. If another executor listens at the called address, it refuses the command
     with ALREADY_EXISTS and reason "INSTANCE_CONFLICT". Empty: whichever executor listens there runs the command.
+    """
+    known_report_number: builtins.int
+    """Number of the last report of the executor that the RM has accepted; 0: the RM needs a complete report. If this is
+    also the last report that the executor has sent, the answer can be short; see `SlotReport.as_ordered`.
     """
     @property
     def allocations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotAllocation]:
@@ -159,9 +164,10 @@ class AllocateSlotsRequest(google.protobuf.message.Message):
         allocations: collections.abc.Iterable[global___SlotAllocation] | None = ...,
         executor_id: builtins.str = ...,
         epoch_proof: finegrain.v1.identity_pb2.EpochProof | None = ...,
+        known_report_number: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["epoch_proof", b"epoch_proof"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocations", b"allocations", "command_number", b"command_number", "epoch_proof", b"epoch_proof", "executor_id", b"executor_id", "registration_number", b"registration_number", "rm_epoch", b"rm_epoch"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocations", b"allocations", "command_number", b"command_number", "epoch_proof", b"epoch_proof", "executor_id", b"executor_id", "known_report_number", b"known_report_number", "registration_number", b"registration_number", "rm_epoch", b"rm_epoch"]) -> None: ...
 
 global___AllocateSlotsRequest = AllocateSlotsRequest
 
@@ -175,7 +181,7 @@ class AllocateSlotsResponse(google.protobuf.message.Message):
     REPORT_FIELD_NUMBER: builtins.int
     @property
     def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
-        """One result per slot, in the order sent."""
+        """One result per slot, in the order sent. Empty if `report` is `as_ordered`: each slot has a result without error."""
 
     @property
     def report(self) -> finegrain.v1.slots_pb2.SlotReport:
@@ -204,6 +210,7 @@ class FreeSlotsRequest(google.protobuf.message.Message):
     SLOTS_FIELD_NUMBER: builtins.int
     EXECUTOR_ID_FIELD_NUMBER: builtins.int
     EPOCH_PROOF_FIELD_NUMBER: builtins.int
+    KNOWN_REPORT_NUMBER_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
     """Epoch (incarnation) of the RM that sends this command."""
     registration_number: builtins.int
@@ -213,6 +220,10 @@ class FreeSlotsRequest(google.protobuf.message.Message):
     executor_id: builtins.str
     """The executor that must run the command. If another executor listens at the called address, it refuses the command
     with ALREADY_EXISTS and reason "INSTANCE_CONFLICT". Empty: whichever executor listens there runs the command.
+    """
+    known_report_number: builtins.int
+    """Number of the last report of the executor that the RM has accepted; 0: the RM needs a complete report. If this is
+    also the last report that the executor has sent, the answer can be short; see `SlotReport.as_ordered`.
     """
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotFree]:
@@ -233,9 +244,10 @@ class FreeSlotsRequest(google.protobuf.message.Message):
         slots: collections.abc.Iterable[global___SlotFree] | None = ...,
         executor_id: builtins.str = ...,
         epoch_proof: finegrain.v1.identity_pb2.EpochProof | None = ...,
+        known_report_number: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["epoch_proof", b"epoch_proof"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["command_number", b"command_number", "epoch_proof", b"epoch_proof", "executor_id", b"executor_id", "registration_number", b"registration_number", "rm_epoch", b"rm_epoch", "slots", b"slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["command_number", b"command_number", "epoch_proof", b"epoch_proof", "executor_id", b"executor_id", "known_report_number", b"known_report_number", "registration_number", b"registration_number", "rm_epoch", b"rm_epoch", "slots", b"slots"]) -> None: ...
 
 global___FreeSlotsRequest = FreeSlotsRequest
 
@@ -278,7 +290,7 @@ class FreeSlotsResponse(google.protobuf.message.Message):
     REPORT_FIELD_NUMBER: builtins.int
     @property
     def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
-        """One result per slot, in the order sent."""
+        """One result per slot, in the order sent. Empty if `report` is `as_ordered`: each slot has a result without error."""
 
     @property
     def report(self) -> finegrain.v1.slots_pb2.SlotReport:

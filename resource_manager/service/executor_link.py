@@ -267,10 +267,11 @@ class ExecutorLinks:
         self._proven[command.executor_id] = rm_epoch
         results = [answer.result] if isinstance(command, SendResize) else answer.results
         # The whole answer is checked before a part of it becomes an event.
-        outcomes = _outcomes(results, ids)
         report = decoding.report(answer.report, "report")
+        # The executor has carried out the command completely, so the answer omits the results.
+        outcomes = _outcomes(results, () if report.as_ordered else ids)
         # The engine compares each slot in the report.
-        light = len(outcomes) <= LIGHT_ITEMS_MAX and len(report.slots) <= 8 * LIGHT_ITEMS_MAX
+        light = len(ids) <= LIGHT_ITEMS_MAX and len(report.slots) <= 8 * LIGHT_ITEMS_MAX
         make = partial(
             CommandAnswered,
             executor_id=command.executor_id,

@@ -8,13 +8,14 @@ the count of starts is lost too. The RM then returns the highest number that it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from finegrain.devices.condition import DeviceCondition
+from finegrain.values.isolation import Isolation
 from task_executor.engine.cpu_ledger import CpuConditions
 from task_executor.engine.slot_table import SlotTable
-from task_executor.engine.slots import EndedSlot, Slot, SlotKey
+from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey
 
 _NUMBERS_KEPT_MAX = 1_000
 """Maximum number of unacknowledged reports that are remembered.
@@ -46,6 +47,24 @@ class NumberedState:
     ended: tuple[EndedSlot, ...] = ()
     cpus: CpuConditions | None = None  # None if the report is `unchanged`
     device_conditions: tuple[DeviceCondition, ...] = ()
+    as_ordered: bool = False
+    slot_isolation: Isolation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DoneCommand:
+    """A command that allocates or frees slots, and that the executor has carried out without an
+    error.
+
+    Attributes:
+        known_report_number: the last report that the RM had accepted when it sent the command.
+        keys: the slots of the command.
+        allocates: True for AllocateSlots, False for FreeSlots.
+    """
+
+    known_report_number: int
+    keys: Collection[SlotKey]
+    allocates: bool
 
 
 @dataclass
@@ -56,6 +75,8 @@ class ReportLog:
     # Report number and table version; None if they are not known.
     _acknowledged: tuple[int, int] | None = None
     _sent: dict[int, int] = field(default_factory=dict)  # report number -> table version
+    # The slots that the last report describes.
+    _described: dict[SlotKey, Slot] = field(default_factory=dict)
     _answered: int | None = None  # table version of the last report in an answer to a command
     # Ended slots, each with the number of the first report that contains it (0: not sent yet).
     _ended: dict[SlotKey, tuple[EndedSlot, int]] = field(default_factory=dict)
@@ -70,7 +91,7 @@ class ReportLog:
         """
         slots = table.visible()
         return NumberedState(
-            report_number=self._next(table.version),
+            report_number=self._next(table.version, slots),
             rm_epoch=rm_epoch,
             command_number=command_number,
             slots=slots,
@@ -80,12 +101,41 @@ class ReportLog:
             device_conditions=table.devices.conditions,
         )
 
-    def answer(self, table: SlotTable, *, rm_epoch: int, command_number: int) -> NumberedState:
-        """Returns a report with the complete state, for the answer to a command. The RM repeats a
-        command until it has received the answer.
+    def answer(
+        self,
+        table: SlotTable,
+        *,
+        rm_epoch: int,
+        command_number: int,
+        done: DoneCommand | None = None,
+    ) -> NumberedState:
+        """Returns a report for the answer to a command. The RM repeats a command until it has
+        received the answer.
+
+        The report omits the slots if the RM knows the last report, and only the command has changed
+        the slots since then.
+
+        Args:
+            table: the slots to report.
+            rm_epoch: the epoch that this executor obeys.
+            command_number: the number of the command.
+            done: the command; None if the report must contain the complete state.
         """
+        base, before = self.report_number, self._described
         self._answered = table.version
-        return self.full(table, rm_epoch=rm_epoch, command_number=command_number)
+        state = self.full(table, rm_epoch=rm_epoch, command_number=command_number)
+        if done is None or done.known_report_number != base:
+            return state
+        isolations = _isolations_as_ordered(before, self._described, done)
+        if isolations is None or len(isolations) > 1:
+            return state
+        return replace(
+            state,
+            slots=(),
+            as_ordered=True,
+            base_report_number=base,
+            slot_isolation=next(iter(isolations), None),
+        )
 
     def has_news(self, table: SlotTable) -> bool:
         """Returns True if the last answer to a command does not contain the present state."""
@@ -105,7 +155,7 @@ class ReportLog:
         if self._acknowledged is None or self._acknowledged[1] != table.version:
             return self.full(table, rm_epoch=rm_epoch, command_number=command_number)
         return NumberedState(
-            report_number=self._next(table.version),
+            report_number=self._next(table.version, table.visible()),
             rm_epoch=rm_epoch,
             command_number=command_number,
             unchanged=True,
@@ -172,8 +222,9 @@ class ReportLog:
         """
         self._acknowledged = None
 
-    def _next(self, version: int) -> int:
+    def _next(self, version: int, slots: Iterable[Slot]) -> int:
         self.report_number += 1
+        self._described = {slot.key: slot for slot in slots}
         self._sent[self.report_number] = version
         while len(self._sent) > _NUMBERS_KEPT_MAX:
             del self._sent[next(iter(self._sent))]
@@ -186,3 +237,34 @@ class ReportLog:
             if not number:
                 self._ended[key] = (slot, self.report_number)
         return self.all_ended()
+
+
+def _isolations_as_ordered(
+    before: Mapping[SlotKey, Slot], now: Mapping[SlotKey, Slot], done: DoneCommand
+) -> set[Isolation] | None:
+    """Returns the isolations of the slots that a command has allocated.
+
+    None: other slots have changed too, or a slot of the command is not as ordered.
+    """
+    keys = set(done.keys)
+    others = {key: slot for key, slot in before.items() if key not in keys}
+    if others != {key: slot for key, slot in now.items() if key not in keys}:
+        return None
+    if not done.allocates:
+        return set() if keys.isdisjoint(now) else None
+    slots = [now.get(key) for key in keys]
+    if not all(slot is not None and _is_as_ordered(slot) for slot in slots):
+        return None
+    return {slot.isolation for slot in slots if slot is not None}
+
+
+def _is_as_ordered(slot: Slot) -> bool:
+    """Returns True if the order of a slot describes everything that a report would describe, except
+    for the isolation.
+    """
+    return (
+        slot.state is CarveState.ALLOCATED
+        and not slot.spec.cpus
+        and not slot.spec.resize_number
+        and not slot.reuse_number
+    )

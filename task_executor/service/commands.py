@@ -17,10 +17,11 @@ from finegrain.errors import AlreadyExists, FinegrainError, InvalidArgument, Rea
 from finegrain.ids import check_id
 from finegrain.logs import get_logger
 from finegrain.rpc.wire import duration_ms_from_proto
-from finegrain.v1 import task_executor_pb2
+from finegrain.v1 import slots_pb2, task_executor_pb2
 from finegrain.v1.identity_pb2 import EpochProof
 from finegrain.values.bounds import COUNTER_MAX, GRACE_MS_MAX
 from task_executor.engine.command_fence import CommandNumbers
+from task_executor.engine.report_log import DoneCommand, NumberedState
 from task_executor.engine.slot_table import Outcome
 from task_executor.engine.slots import Slot, SlotKey, SlotSpec
 from task_executor.service.encoding import result, state_to_proto
@@ -195,8 +196,9 @@ class CommandRunner:
         ]
         # Set the command's number first, because the report in the answer contains it.
         self._keeper.fence.contained(numbers)
+        state = self._answer_state(request, results, [spec.key for spec in specs], allocates=True)
         answer = task_executor_pb2.AllocateSlotsResponse(
-            results=results, report=state_to_proto(self._keeper.answer_state())
+            results=() if state.as_ordered else results, report=state_to_proto(state)
         )
         self._keeper.fence.record(numbers, answer)
         self._log_outcomes(carved)
@@ -248,11 +250,27 @@ class CommandRunner:
         # Most slots are removed within this time, and the answer then shows their capacity as free.
         await self._keeper.wait_freed([key for key, _ in wanted], FREE_WAIT_S)
         self._keeper.fence.contained(numbers)
+        state = self._answer_state(request, results, [key for key, _ in wanted], allocates=False)
         answer = task_executor_pb2.FreeSlotsResponse(
-            results=results, report=state_to_proto(self._keeper.answer_state())
+            results=() if state.as_ordered else results, report=state_to_proto(state)
         )
         self._keeper.fence.record(numbers, answer)
         return answer
+
+    def _answer_state(
+        self,
+        request: task_executor_pb2.AllocateSlotsRequest | task_executor_pb2.FreeSlotsRequest,
+        results: Sequence[slots_pb2.ItemResult],
+        keys: Sequence[SlotKey],
+        *,
+        allocates: bool,
+    ) -> NumberedState:
+        """Returns the report for the answer to a command. It is short if no slot has an error, and
+        the RM knows the last report.
+        """
+        if any(each.HasField("error") for each in results):
+            return self._keeper.answer_state()
+        return self._keeper.answer_state(DoneCommand(request.known_report_number, keys, allocates))
 
     async def _resize(
         self,

@@ -27,7 +27,7 @@ from finegrain.v1.identity_pb2 import EpochProof
 from finegrain.values.isolation import Isolation
 from task_executor.engine.command_fence import CommandFence
 from task_executor.engine.cpu_ledger import CpuBinding
-from task_executor.engine.report_log import NumberedState, ReportLog
+from task_executor.engine.report_log import DoneCommand, NumberedState, ReportLog
 from task_executor.engine.slot_table import Outcome, SlotTable
 from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey, SlotSpec
 from task_executor.host.boot_clock import boot_ms
@@ -188,11 +188,11 @@ class SlotKeeper:
             self.table, rm_epoch=fence.rm_epoch, command_number=fence.command_number
         )
 
-    def answer_state(self) -> NumberedState:
-        """Returns the next report, with the complete state, for the answer to a command."""
+    def answer_state(self, done: DoneCommand | None = None) -> NumberedState:
+        """Returns the next report, for the answer to a command; see `ReportLog.answer`."""
         fence = self.fence
         return self.reports.answer(
-            self.table, rm_epoch=fence.rm_epoch, command_number=fence.command_number
+            self.table, rm_epoch=fence.rm_epoch, command_number=fence.command_number, done=done
         )
 
     def has_news(self) -> bool:

@@ -17,6 +17,7 @@ from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize
 from resource_manager.service.wire import encoding
 from task_executor.engine.command_fence import CommandNumbers
+from task_executor.engine.report_log import DoneCommand
 from task_executor.engine.slot_table import Outcome
 from task_executor.engine.slots import CarveState, Slot, SlotKey
 from task_executor.service.encoding import state_to_proto
@@ -89,11 +90,17 @@ class CommandedHost(ParkingHost):
         return self._free_slots(effect, numbers, reply)
 
     def _answer(
-        self, numbers: CommandNumbers, outcomes: tuple[ItemOutcome, ...], reply: Reply
+        self,
+        numbers: CommandNumbers,
+        outcomes: tuple[ItemOutcome, ...],
+        reply: Reply,
+        done: DoneCommand | None = None,
     ) -> None:
         self.fence.contained(numbers)
-        state = self.reports.full(self.table, **self._numbers())
-        answer = (outcomes, state_to_proto(state))
+        if any(outcome.reason for outcome in outcomes):
+            done = None
+        state = self.reports.answer(self.table, **self._numbers(), done=done)
+        answer = (() if state.as_ordered else outcomes, state_to_proto(state))
         self.fence.record(numbers, answer)
         reply(answer)
         self._next_command()
@@ -115,7 +122,8 @@ class CommandedHost(ParkingHost):
         self.checks.host(self)
         delay_ms = self.rng.choice((1, 5, 60, 900)) if new else 0
         helper = self.helper_lives if self.loop.now_ms >= self.helper_until_ms else -1
-        self.after(delay_ms, lambda: self._carved(outcomes, new, helper, numbers, reply))
+        known = effect.known_report_number
+        self.after(delay_ms, lambda: self._carved(outcomes, new, helper, numbers, reply, known))
 
     def _vetted(self, outcome: Outcome) -> Outcome:
         if outcome.key in self._cleaning and outcome.slot is not None:
@@ -130,6 +138,7 @@ class CommandedHost(ParkingHost):
         helper: int,
         numbers: CommandNumbers,
         reply: Reply,
+        known: int,
     ) -> None:
         failed: set[SlotKey] = set()
         for slot in new:
@@ -161,7 +170,8 @@ class CommandedHost(ParkingHost):
             self._change()
             self.checks.host(self)
             results = tuple(_result(outcome, failed) for outcome in outcomes)
-            self._answer(numbers, results, reply)
+            done = DoneCommand(known, [outcome.key for outcome in outcomes], allocates=True)
+            self._answer(numbers, results, reply, done)
 
         if carved:
             self._save(saved)
@@ -186,7 +196,8 @@ class CommandedHost(ParkingHost):
         outcomes = tuple(ItemOutcome(key.allocation_id) for key in keys)
 
         def answer() -> None:
-            self._answer(numbers, outcomes, reply)
+            done = DoneCommand(effect.known_report_number, keys, allocates=False)
+            self._answer(numbers, outcomes, reply, done)
 
         self._free(keys, then=lambda: self._wait_gone(keys, FREE_WAIT_MS, answer))
 

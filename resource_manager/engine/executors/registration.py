@@ -50,10 +50,12 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
     # All checks must come before the first change, because a rejected event must not change the
     # state.
     refuse_seen_epoch(state, registration.executor_id, event.report.rm_epoch)
-    if event.report.unchanged or event.report.report_number < 1:
+    partial = event.report.unchanged or event.report.as_ordered
+    if partial or event.report.report_number < 1:
         raise InvalidArgument(
             "report",
-            f"number {event.report.report_number}, unchanged {event.report.unchanged}",
+            f"number {event.report.report_number}, unchanged {event.report.unchanged}, "
+            f"as_ordered {event.report.as_ordered}",
             "a full state with number 1 or higher",
         )
     host = state.hosts.get(registration.executor_id)

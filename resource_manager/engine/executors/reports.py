@@ -41,6 +41,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from finegrain.errors import FailedPrecondition, Reason
+from finegrain.mapping.copies import copier
 from finegrain.values.states import ExecutorState, RequestState, SlotState
 from resource_manager.engine.executors.cpu_states import (
     adopt_cpu_state,
@@ -55,6 +56,7 @@ from resource_manager.engine.executors.reachability import (
 )
 from resource_manager.engine.executors.refusals import remember_refusal
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.notes import Command
 from resource_manager.engine.lifecycle.gangs import GangMoves
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.moves import RequestMoves, key_of
@@ -63,6 +65,16 @@ from resource_manager.engine.model.events import ReportAnswer, SlotsReported
 from resource_manager.engine.model.reported import EndedSlot, Report, ReportedSlot
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
+
+_FIRST_REPORT = {
+    "state": SlotState.ALLOCATED,
+    "cpus": "",
+    "resize_number": 0,
+    "reuse_number": 0,
+}
+"""The fields of a slot that the executor has allocated as ordered, in the first report."""
+
+_as_first_reported = copier(ReportedSlot, Slot, f"isolation {' '.join(_FIRST_REPORT)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +138,7 @@ def adopt_report(
     host: Host,
     report: Report,
     *,
-    at_least_command: int = 0,
+    answered: Command | None = None,
     returning: bool = False,
 ) -> AdoptedReport:
     """Updates the host from a report, if the report is newer than the last adopted report.
@@ -135,8 +147,7 @@ def adopt_report(
         state: the state.
         host: the executor that sent the report.
         report: the report.
-        at_least_command: number of the command that the report answers. It is 0 if the report
-            answers no command.
+        answered: the command that the report answers; None if the report answers no command.
         returning: True if the executor was lost until now.
     """
     executor = host.executor
@@ -144,9 +155,13 @@ def adopt_report(
     # effects of a newer report.
     if report.report_number <= executor.report_number:
         return AdoptedReport(adopted=False)
-    # The report says only that nothing has changed since its base report. But the report that was
-    # adopted last is not this base report. So the caller requests a full report.
-    if report.unchanged and report.base_report_number != executor.report_number:
+    # The report says only that nothing has changed since its base report, or only the command. But
+    # the report that was adopted last is not this base report, or there is no such command. So the
+    # caller requests a full report.
+    has_base = report.base_report_number == executor.report_number
+    if (report.unchanged and not has_base) or (
+        report.as_ordered and not (has_base and answered is not None and not answered.resizes)
+    ):
         return AdoptedReport(adopted=False, base_missing=True)
     # The report is adopted from here on.
     executor.report_number = report.report_number
@@ -161,7 +176,7 @@ def adopt_report(
     ]
     # A command number of another epoch is from another resource manager, so it cannot be compared.
     contained = report.command_number if report.rm_epoch == state.rm_epoch else 0
-    contained = max(contained, at_least_command)
+    contained = max(contained, answered.number if answered is not None else 0)
     news = contained > host.contained_command
     host.contained_command = max(contained, host.contained_command)
     # No slot changed. But if the report contains a newer command, slots of that command can now
@@ -170,10 +185,13 @@ def adopt_report(
         if news:
             settle(state, host)
         return AdoptedReport(adopted=True, unowned=host.unowned)
-    # From here on, the report is a full report. Each slot is compared, then missing slots are
-    # removed.
-    reported = {(slot.allocation_id, slot.generation): slot for slot in report.slots}
-    host.reported = {key: slot.state for key, slot in reported.items()}
+    # From here on, the report describes slots. Each described slot is compared, then missing slots
+    # are removed.
+    if report.as_ordered and answered is not None:
+        reported = _changed_as_ordered(host, answered, report)
+    else:
+        reported = {(slot.allocation_id, slot.generation): slot for slot in report.slots}
+        host.reported = {key: slot.state for key, slot in reported.items()}
     executor.reported_available = dict(report.available)
     # The report contains these slots, so their capacity must not be subtracted a second time.
     host.count_unreported()
@@ -210,8 +228,8 @@ def adopt_report(
     # slots, so they need no order.
     host.unowned = tuple(
         key
-        for key, seen in reported.items()
-        if key not in host.slots and seen.state is not SlotState.FREEING
+        for key, seen in host.reported.items()
+        if key not in host.slots and seen is not SlotState.FREEING
     )
     return AdoptedReport(adopted=True, unowned=host.unowned)
 
@@ -233,6 +251,24 @@ def settle(state: State, host: Host) -> None:
         # The slot was already FREEING, or was lost in the lines above. In both cases, the slot does
         # not exist on the executor any more, so it is deleted.
         state.moves.vanish(slot)
+
+
+def _changed_as_ordered(
+    host: Host, command: Command, report: Report
+) -> dict[SlotKey, ReportedSlot]:
+    """Changes the slots of the last report as a command has ordered. Returns the slots that the
+    command has allocated, as a full report would describe them.
+    """
+    if command.frees:
+        for key in command.keys:
+            host.reported.pop(key, None)
+        return {}
+    host.reported.update(dict.fromkeys(command.keys, SlotState.ALLOCATED))
+    return {
+        key: _as_first_reported(slot, isolation=report.slot_isolation, **_FIRST_REPORT)
+        for key in command.keys
+        if (slot := host.slots.get(key)) is not None
+    }
 
 
 def _seen(state: State, host: Host, slot: Slot, seen: ReportedSlot, *, returning: bool) -> None:

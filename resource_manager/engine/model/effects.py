@@ -40,6 +40,8 @@ class SlotOrder:
 class SendAllocate:
     """Allocate slots on an executor (TaskExecutorService.AllocateSlots). The result arrives as the
     event CommandAnswered, CommandRefused or CommandUndelivered.
+
+    `known_report_number` is the number of the last adopted report of the executor.
     """
 
     executor_id: str
@@ -47,6 +49,7 @@ class SendAllocate:
     registration_number: int
     command_number: int
     orders: tuple[SlotOrder, ...]
+    known_report_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class SendFree:
     registration_number: int
     command_number: int
     slots: tuple[tuple[str, int, int | None], ...]
+    known_report_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,3 +55,6 @@ class Report:
     # devices whose condition differs from the condition that the executor registered; empty if
     # `unchanged` is set
     device_conditions: tuple[DeviceCondition, ...] = ()
+    # True: the base report, changed by the answered command as ordered, so `slots` is empty
+    as_ordered: bool = False
+    slot_isolation: Isolation | None = None  # of the slots that the command has allocated

@@ -57,7 +57,7 @@ def command_answered(state: State, event: CommandAnswered) -> None:
     # report lacks does not count as missing (`Host.contains`).
     host.in_flight = None
     state.outbox[host.host_id] = None
-    result = adopt_report(state, host, event.report, at_least_command=event.command_number)
+    result = adopt_report(state, host, event.report, answered=command)
     if result.base_missing:
         _distrust(
             state.journal,

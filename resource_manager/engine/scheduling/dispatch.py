@@ -66,6 +66,7 @@ def _send_next(state: State, host: Host) -> None:
             registration_number=executor.registration_number,
             command_number=executor.command_number,
             slots=tuple((key[0], key[1], host.slots[key].grace_ms) for key in keys),
+            known_report_number=executor.report_number,
         )
         host.in_flight = Command(free, keys)
         state.journal.effects.append(free)
@@ -93,6 +94,7 @@ def _send_allocate(
         registration_number=executor.registration_number,
         command_number=executor.command_number,
         orders=tuple(_order(requests, jobs, host.slots[key], executor) for key in keys),
+        known_report_number=executor.report_number,
     )
     host.in_flight = Command(allocate, keys)
     journal.effects.append(allocate)

@@ -327,6 +327,8 @@ def report(message: slots_pb2.SlotReport, field: str) -> Report:
     # A report with the flag `unchanged` and with content contradicts itself, so it is rejected.
     if message.unchanged and (message.slots or message.HasField("available")):
         raise InvalidArgument(f"{field}.unchanged", True, "no slots and no available amounts")
+    if message.as_ordered and (message.unchanged or message.slots):
+        raise InvalidArgument(f"{field}.as_ordered", True, "not `unchanged`, and no slots")
     if message.unchanged and not message.ended:  # the usual report
         return Report(
             report_number=message.report_number,
@@ -362,6 +364,10 @@ def report(message: slots_pb2.SlotReport, field: str) -> Report:
         device_conditions=conditions_from_proto(
             message.device_conditions, f"{field}.device_conditions"
         ),
+        as_ordered=message.as_ordered,
+        slot_isolation=isolation_from_proto(message.slot_isolation, f"{field}.slot_isolation")
+        if message.HasField("slot_isolation")
+        else None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -13,6 +13,7 @@ from finegrain.errors import Reason
 from finegrain.resources import GIB
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.v1 import task_executor_pb2 as te_pb2
 from resource_manager.engine.model.entities import ClusterEvent
 from resource_manager.service.cluster_service import ClusterServicer
 from tests.support.patience import PATIENCE_S
@@ -26,6 +27,32 @@ from tests.support.rm_service import (
     sequences,
     slot_request,
 )
+
+_Answer = TypeVar("_Answer", te_pb2.AllocateSlotsResponse, te_pb2.FreeSlotsResponse)
+
+
+class ShortExecutor(ScriptedExecutor):
+    """Answers as an executor does that the resource manager knows well; see `as_ordered`."""
+
+    with_results = False
+
+    def _shortened(self, request: Any, answer: _Answer) -> _Answer:
+        assert request.known_report_number == self.report_number - 1
+        report = answer.report
+        report.as_ordered, report.base_report_number = True, request.known_report_number
+        report.ClearField("slots")
+        if not self.with_results:
+            answer.ClearField("results")
+        return answer
+
+    async def AllocateSlots(self, request: Any, context: Any) -> te_pb2.AllocateSlotsResponse:
+        answer = self._shortened(request, await super().AllocateSlots(request, context))
+        answer.report.slot_isolation.cpu = "quota"
+        return answer
+
+    async def FreeSlots(self, request: Any, context: Any) -> te_pb2.FreeSlotsResponse:
+        return self._shortened(request, await super().FreeSlots(request, context))
+
 
 GRANTED = slots_pb2.REQUEST_STATE_GRANTED
 RELEASED = slots_pb2.REQUEST_STATE_RELEASED
@@ -119,6 +146,45 @@ async def test_an_answer_that_got_lost_is_asked_for_again_with_the_same_number(
         assert offer.slot.generation == 1
         assert [each.command_number for each in executor.commands] == [1, 1]
         stream.cancel()
+
+
+async def test_an_executor_answers_in_short(tmp_path: Path) -> None:
+    async with running_rm(tmp_path) as rm, ShortExecutor(rm):
+        job = await ScriptedJob(rm).register()
+        stream = job.watch()
+        for name in "slot-1", "slot-2":
+            await job.request(slot_request(name))
+            (offer,) = await next_events(stream, 1)
+            assert (offer.allocation_id, offer.slot.isolation.cpu) == (name, "quota")
+        await job.release("slot-1", "slot-2")
+
+        async def free() -> bool:
+            cluster = await rm.cluster.GetCluster(cluster_pb2.GetClusterRequest())
+            return bool(cluster.available.cpu_milli == 4000 and cluster.slots == 0)
+
+        await eventually(free)
+        stream.cancel()
+
+
+async def test_an_answer_in_short_with_results_is_refused(tmp_path: Path) -> None:
+    async with running_rm(tmp_path) as rm:
+        executor = ShortExecutor(rm)
+        executor.with_results = True
+        await executor.open_port()
+        await executor.register()
+        job = await ScriptedJob(rm).register()
+        stream = job.watch()
+        await job.request(slot_request("slot-1"))
+
+        async def distrusted() -> bool:
+            return (await executor.send_report()).register_again
+
+        await eventually(distrusted)
+        await executor.register()
+        (offer,) = await next_events(stream, 1)
+        assert (offer.allocation_id, offer.state) == ("slot-1", GRANTED)
+        stream.cancel()
+        await executor.close_port()
 
 
 async def test_unknown_requests_get_the_default_slot_of_their_executor(tmp_path: Path) -> None:

@@ -78,6 +78,8 @@ reports = st.builds(
     rm_epoch=numbers,
     command_number=numbers,
     unchanged=st.booleans(),
+    as_ordered=st.booleans(),
+    slot_isolation=st.none() | st.builds(resources_pb2.IsolationReport, cpu=texts),
     slots=st.lists(slots, max_size=3),
     ended=st.lists(ended, max_size=2),
     available=st.builds(resources_pb2.ResourceAmounts, cpu_milli=numbers, memory_bytes=numbers),
@@ -93,6 +95,7 @@ def test_reports_are_taken_in_whole_or_refused_by_field(message: slots_pb2.SlotR
         assert error.field.startswith("report.")  # noqa: PT017  either outcome is right
         return
     assert taken.report_number >= 1
+    assert not (taken.as_ordered and (taken.unchanged or taken.slots))
     assert len({slot.allocation_id for slot in taken.slots}) == len(message.slots)
     for slot in taken.slots:
         assert slot.generation >= 1

@@ -44,6 +44,7 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.reported import EndedSlot, Report, ReportedSlot
 
+_CARVED = Isolation(driver="none")
 Key = tuple[str, int]
 Command = SendAllocate | SendFree | SendResize
 
@@ -60,6 +61,7 @@ class FakeExecutor:
             it has done it.
         base: number and content of the last acknowledged report.
         sent: number and content of the last report, and the number of ended slots in it.
+        described: the slots as of the last report.
         hidden: amounts in use that the resource manager does not know.
         host_policy: the administrators' settings, as the resource manager sent them.
     """
@@ -83,6 +85,7 @@ class FakeExecutor:
     answer: CommandAnswered | None = None
     base: tuple[int, Any] = (0, None)
     sent: tuple[int, Any, int] = (0, None, 0)
+    described: dict[Key, ReportedSlot] = field(default_factory=dict)
     provided_as: str = ""
     hidden: dict[str, int] = field(default_factory=dict)
     topology: str = "{}"
@@ -130,6 +133,7 @@ class FakeExecutor:
         """Returns the next numbered report."""
         self.report_number += 1
         self.sent = (self.report_number, self.content(), len(self.ended))
+        self.described = dict(self.slots)
         return Report(
             report_number=self.report_number,
             rm_epoch=self.rm_epoch,
@@ -154,6 +158,7 @@ class FakeExecutor:
         """Returns the next numbered report, as "unchanged since the last acknowledged one"."""
         self.report_number += 1
         self.sent = (self.report_number, self.content(), len(self.ended))
+        self.described = dict(self.slots)
         return Report(
             self.report_number,
             self.rm_epoch,
@@ -242,9 +247,34 @@ class FakeExecutor:
             command.registration_number,
             command.command_number,
             outcomes,
-            self.report(),
+            self._report_of_answer(command, outcomes),
         )
+        # An answer in short has no results; see AllocateSlotsResponse.
+        if self.answer.report.as_ordered:
+            self.answer = replace(self.answer, outcomes=())
         return self.answer
+
+    def _report_of_answer(self, command: Command, outcomes: tuple[ItemOutcome, ...]) -> Report:
+        """Returns the next report, in short if only the command has changed the slots."""
+        base, before = self.report_number, self.described
+        report = self.report()
+        if isinstance(command, SendResize) or any(each.reason for each in outcomes):
+            return report
+        if isinstance(command, SendAllocate):
+            keys = {(each.slot.allocation_id, each.slot.generation) for each in command.orders}
+            expected = before | {key: self.slots[key] for key in keys}
+        else:
+            keys = {(name, generation) for name, generation, _ in command.slots}
+            expected = {key: slot for key, slot in before.items() if key not in keys}
+        if command.known_report_number != base or self.slots != expected:
+            return report
+        return replace(
+            report,
+            slots=(),
+            as_ordered=True,
+            base_report_number=base,
+            slot_isolation=_CARVED if isinstance(command, SendAllocate) else None,
+        )
 
     def _carve(self, slot: Slot) -> ItemOutcome:
         key = (slot.allocation_id, slot.generation)
@@ -266,7 +296,7 @@ class FakeExecutor:
             slot.profile,
             SlotState.ALLOCATED,
             slot.cpu_limit_milli,
-            isolation=Isolation(driver="none"),
+            isolation=_CARVED,
             assignment=slot.assignment,
         )
         return ItemOutcome(slot.allocation_id)

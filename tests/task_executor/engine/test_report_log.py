@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
 from finegrain.cpuset import CpuSet
 from finegrain.resources import MIB, ResourceProfile
-from finegrain.values.isolation import NOTHING_REPORTED
-from task_executor.engine.report_log import NumberedState, ReportLog
+from finegrain.values.isolation import NOTHING_REPORTED, Isolation
+from task_executor.engine.report_log import DoneCommand, NumberedState, ReportLog
 from task_executor.engine.slot_table import HostShare, SlotTable
 from task_executor.engine.slots import EndedSlot, SlotKey, SlotSpec
 
@@ -130,3 +136,88 @@ def test_an_end_is_news_until_it_is_acknowledged() -> None:
     assert host.log.has_news(host.table)
     host.log.acknowledge(state.report_number)
     assert not host.log.has_news(host.table)
+
+
+def spec(name: str, **changes: Any) -> SlotSpec:
+    profile = ResourceProfile(100, task_heap_memory_bytes=MIB)
+    return replace(SlotSpec(name, 1, "job", profile, 100, 10), **changes)
+
+
+def allocated(host: Host, *specs: SlotSpec, known: int) -> NumberedState:
+    """Carves slots as one command; returns the report in its answer."""
+    host.table.allocate(specs)
+    for each in specs:
+        host.table.carved(each.key, NOTHING_REPORTED, 1)
+    return answered(host, specs, known=known, allocates=True)
+
+
+def answered(
+    host: Host, specs: Sequence[SlotSpec], *, known: int, allocates: bool
+) -> NumberedState:
+    done = DoneCommand(known, [each.key for each in specs], allocates)
+    return host.log.answer(host.table, rm_epoch=7, command_number=4, done=done)
+
+
+def test_an_answer_does_not_repeat_what_was_ordered() -> None:
+    host = Host()
+    first = allocated(host, spec("a"), spec("b"), known=host.full().report_number)
+    assert (first.as_ordered, first.slots, first.base_report_number) == (True, (), 1)
+    assert first.slot_isolation == NOTHING_REPORTED
+    assert first.available["cpu_milli"] == 800
+    host.table.begin_free(KEY)
+    host.table.freed(KEY)
+    second = answered(host, [spec("a")], known=first.report_number, allocates=False)
+    assert (second.as_ordered, second.base_report_number) == (True, 2)
+    assert (second.slot_isolation, second.available["cpu_milli"]) == (None, 900)
+
+
+def test_after_an_unchanged_state_an_answer_is_short_too() -> None:
+    host = Host()
+    host.log.acknowledge(host.next().report_number)
+    assert host.next().unchanged
+    assert allocated(host, spec("a"), known=2).as_ordered
+
+
+@pytest.mark.parametrize("known", [0, 1, 3], ids=["none", "an older one", "a later one"])
+def test_an_answer_is_complete_unless_the_rm_knows_the_last_state(known: int) -> None:
+    host = Host()
+    host.full()
+    host.full()
+    state = allocated(host, spec("a"), known=known)
+    assert (state.as_ordered, [slot.key for slot in state.slots]) == (False, [KEY])
+
+
+def test_an_answer_is_complete_if_another_slot_has_changed() -> None:
+    host = Host()
+    host.carve()
+    known = host.full().report_number
+    host.table.begin_free(KEY)
+    assert not allocated(host, spec("b"), known=known).as_ordered
+    known = host.full().report_number
+    host.table.freed(KEY)
+    assert not allocated(host, spec("c"), known=known).as_ordered
+
+
+def test_an_answer_is_complete_while_a_slot_is_being_freed() -> None:
+    host = Host()
+    host.carve()
+    known = host.full().report_number
+    host.table.begin_free(KEY)
+    state = answered(host, [spec("a")], known=known, allocates=False)
+    assert (state.as_ordered, [slot.key for slot in state.slots]) == (False, [KEY])
+
+
+def test_an_answer_is_complete_for_a_slot_with_cpus() -> None:
+    host = Host()
+    known = host.full().report_number
+    assert not allocated(host, spec("a", cpus="0"), known=known).as_ordered
+
+
+def test_an_answer_is_complete_if_isolations_differ() -> None:
+    host = Host()
+    known = host.full().report_number
+    specs = [spec("a"), spec("b")]
+    host.table.allocate(specs)
+    host.table.carved(KEY, NOTHING_REPORTED, 1)
+    host.table.carved(SlotKey("b", 1), Isolation(driver="other"), 1)
+    assert not answered(host, specs, known=known, allocates=True).as_ordered

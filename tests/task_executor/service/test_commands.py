@@ -271,6 +271,35 @@ async def test_an_owner_that_is_no_identity_is_refused(
     assert not executor.helper.slots
 
 
+async def test_an_answer_is_short_if_the_rm_knows_the_last_report(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    first = await rm.allocate(allocation("a"))
+    known = first.report.report_number
+    second = await rm.allocate(allocation("b"), known_report_number=known)
+    report = second.report
+    assert (report.as_ordered, report.base_report_number) == (True, known)
+    assert (list(second.results), list(report.slots)) == ([], [])
+    assert report.slot_isolation == first.report.slots[0].isolation
+    assert report.available.cpu_milli == 3000
+    third = await rm.free(free("a"), known_report_number=report.report_number)
+    assert (third.report.as_ordered, third.report.available.cpu_milli) == (True, 3500)
+    assert not third.results
+    assert not third.report.HasField("slot_isolation")
+    outdated = await rm.allocate(allocation("c"), known_report_number=known)
+    assert reasons(outdated) == [""]
+    assert [slot.allocation_id for slot in outdated.report.slots] == ["b", "c"]
+
+
+async def test_an_answer_with_an_error_is_complete(rm: ScriptedRM, executor: Executor) -> None:
+    known = (await rm.allocate(allocation("a"))).report.report_number
+    answer = await rm.allocate(
+        allocation("b"), allocation("huge", cpu_milli=99_000), known_report_number=known
+    )
+    assert reasons(answer) == ["", Reason.INSUFFICIENT_RESOURCES]
+    assert [slot.allocation_id for slot in answer.report.slots] == ["a", "b"]
+
+
 async def test_the_state_of_very_many_slots_still_fits_into_a_message(
     rm: ScriptedRM, executor: Executor
 ) -> None:
