@@ -15,7 +15,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from finegrain.identity import Identity
+from finegrain.identity import Identity, Role
 from finegrain.rpc.addresses import is_loopback, parse_address
 from finegrain.rpc.own_certificate import OwnCertificate
 
@@ -187,20 +187,24 @@ def open_channel(
     """
     parse_address(address)
     own.check_valid()
-    options = _options(server, leave_frozen_after_s)
+    options = _options(own.credentials.who, server, leave_frozen_after_s)
     return _DeadlineChannel(
         grpc.aio.secure_channel(address, own.channel_credentials(), options=options)
     )
 
 
 def _options(
-    server: Identity, leave_frozen_after_s: float | None = None
+    caller: Identity, server: Identity, leave_frozen_after_s: float | None = None
 ) -> list[tuple[str, int | str]]:
     # gRPC compares the name in the server's certificate with this name instead of the address.
     options: dict[str, int | str] = {
         **dict(CHANNEL_OPTIONS),
         "grpc.ssl_target_name_override": server.dns_name,
     }
+    # By default, gRPC sends a ping with most answers, to measure the bandwidth of the connection.
+    # This makes long streams over slow networks faster, but daemons only make unary calls.
+    if caller.role in (Role.RM, Role.EXECUTOR):
+        options["grpc.http2.bdp_probe"] = 0
     if leave_frozen_after_s is not None:
         # gRPC sends the ping after half of the given time. The answer must arrive within the other
         # half.

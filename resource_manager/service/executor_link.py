@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import grpc
@@ -96,7 +96,7 @@ class ExecutorLinks:
         self, runner: Runner, metrics: ResourceManagerMetrics, options: LinkOptions
     ) -> None:
         self._runner = runner
-        self._metrics = metrics
+        self._commands = cache(metrics.commands.labels)
         self._options = options
         self._channels: dict[str, _Link] = {}
         # For each executor id, the epoch of which the executor has the proof.
@@ -198,7 +198,7 @@ class ExecutorLinks:
     async def _outcome(self, command: Command, rm_epoch: int) -> tuple[MakeEvent, bool]:
         """Returns the outcome of a command as an event, and whether the event is light."""
         name = _NAMES[type(command)]
-        outcome = self._metrics.commands.labels
+        outcome = self._commands
         try:
             # A rejected command and an undelivered command are different outcomes: the engine sends
             # only the undelivered command again.

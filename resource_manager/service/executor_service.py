@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from finegrain.errors import InvalidArgument, PermissionDenied, Reason
@@ -77,6 +78,7 @@ class ExecutorCalls:
         self._members = members
         self._terms = terms
         self._metrics = metrics
+        self._slot_reports = cache(metrics.slot_reports.labels)
         self._measured = measured
 
     async def RegisterExecutor(
@@ -133,7 +135,7 @@ class ExecutorCalls:
             # A stale report can have older measurements than the last report.
             if taken and request.HasField("usage"):
                 self._measured.reported(executor_id, request.usage)
-        self._metrics.slot_reports.labels(result).inc()
+        self._slot_reports(result).inc()
         rm_epoch = self._runner.rm_epoch
         is_new = request.report.rm_epoch != rm_epoch
         proof = self._proofs.proof_of(rm_epoch) if is_new else None

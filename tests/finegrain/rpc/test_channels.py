@@ -201,6 +201,31 @@ async def test_a_renewed_certificate_counts_for_new_channels() -> None:
     await open_channel("127.0.0.1:7170", shown, identity("rm")).close()
 
 
+@pytest.mark.parametrize(
+    ("caller", "server", "probes"),
+    [
+        ("rm", "executor/web-1", False),
+        ("executor/web-1", "rm", False),
+        ("user/alice", "rm", True),
+        ("user/alice", "executor/web-1", True),
+        ("operator/root", "executor/web-1", True),
+    ],
+)
+async def test_only_readers_of_streams_measure_the_bandwidth(
+    caller: str, server: str, probes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    real = grpc.aio.secure_channel
+
+    def secure_channel(address: str, shown: Any, *, options: Any) -> grpc.aio.Channel:
+        given.update(options)
+        return real(address, shown, options=options)
+
+    monkeypatch.setattr(grpc.aio, "secure_channel", secure_channel)
+    await open_channel("127.0.0.1:7170", own(caller), identity(server)).close()
+    assert given.get("grpc.http2.bdp_probe", 1) == int(probes)
+
+
 @pytest.mark.parametrize("expected", ["executor/web-1", "executor/rm", "user/alice"])
 async def test_nothing_is_sent_to_a_server_with_another_name(peer: Peer, expected: str) -> None:
     async with open_channel(peer.address, own("user/alice"), identity(expected)) as channel:
