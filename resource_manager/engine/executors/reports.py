@@ -1,8 +1,9 @@
 """Updates the state of the resource manager from the numbered reports of executors.
 
-A full report lists all slots of one executor. Reports and commands can cross on the network: the
-resource manager sends a command, and then receives a report that the executor made before it
-received the command.
+A full report lists all slots of one executor. The answer to a command can be in short: it stands
+for the last adopted report, changed as the command has ordered. Reports and commands can cross on
+the network: the resource manager sends a command, and then receives a report that the executor made
+before it received the command.
 
 The rules:
 1. A report counts only if its number is higher than the number of the last adopted report. Clocks
