@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 
 from finegrain.devices.device import GPU_MEMORY, WHOLE, Device, DeviceShare
 from finegrain.devices.request import DeviceRequest
@@ -204,6 +205,14 @@ def increase(amounts: dict[str, int], more: Amounts) -> None:
     """Adds amounts in place."""
     for name, amount in more.items():
         amounts[name] = amounts.get(name, 0) + amount
+
+
+def add_all(amounts: dict[str, int], many: Sequence[Amounts]) -> None:
+    """Adds many amounts in place, one dimension after the other. This takes less time than
+    `increase` for each of them.
+    """
+    for name in dict.fromkeys(chain.from_iterable(many)):
+        amounts[name] = amounts.get(name, 0) + sum([each.get(name, 0) for each in many])
 
 
 def decrease(amounts: dict[str, int], less: Amounts) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from finegrain.resources import Amounts, increase, total_of_shared
+from finegrain.resources import Amounts, add_all, total_of_shared
 from finegrain.values.states import ExecutorState
 from resource_manager.engine.explain.paused import PART, Paused
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason
@@ -41,20 +41,20 @@ def cluster_view(state: State) -> Paused[ClusterView]:
     states = dict.fromkeys(ExecutorState, 0)
     draining = unreachable = 0
     # Iterate over a copy, because executors can register or be deleted during a pause.
-    for at, host in enumerate(list(state.hosts.values()), start=1):
-        executor = host.executor
-        states[executor.state] += 1
-        draining += executor.draining
-        unreachable += host.reach.unreachable
-        if executor.state is not ExecutorState.LOST:
-            totals.append(host.total)
-            if executor.registration.reserved:
-                increase(reserved, executor.registration.reserved)
-            increase(allocated, host.booked)
-            if host.eligible:
-                increase(available, host.free())
-        if at % PART == 0:
+    hosts = list(state.hosts.values())
+    for start in range(0, len(hosts), PART):
+        if start:
             yield
+        part = hosts[start : start + PART]
+        for host in part:
+            states[host.executor.state] += 1
+            draining += host.executor.draining
+            unreachable += host.reach.unreachable
+        known = [host for host in part if host.executor.state is not ExecutorState.LOST]
+        totals += [host.total for host in known]
+        add_all(reserved, [host.executor.registration.reserved for host in known])
+        add_all(allocated, [host.booked for host in known])
+        add_all(available, [host.free() for host in known if host.eligible])
     pending = yield from pending_by_reason(state)
     counts = {each.value.lower(): count for each, count in states.items()}
     counts |= {"draining": draining, "unreachable": unreachable}

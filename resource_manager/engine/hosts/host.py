@@ -207,21 +207,6 @@ class Host(CpuAllocator):
         return active and not self.executor.draining and not self.reach.unreachable
 
     @property
-    def is_open(self) -> bool:
-        """True if the state of the host blocks no request: new slots may be placed on the host, it
-        has no limit of slots and no reservation, and it has refused no request.
-        """
-        executor = self.executor
-        return (
-            executor.state is ExecutorState.ACTIVE
-            and not executor.draining
-            and not self.reach.unreachable
-            and not executor.registration.slots_max
-            and self.reserved is None
-            and not self.refusals
-        )
-
-    @property
     def takes_slots(self) -> bool:
         """True if new slots should be placed on this host now. A host that is being emptied gets
         slots only if no other host has room.

@@ -250,7 +250,8 @@ class Constraint(ABC):
         is_preferable: True if a request can prefer the condition instead of requiring it
             (`preferred`, `never_met`).
         remedies_sought_on: the largest number of hosts on which one explanation calls `remedies`.
-        met_if_open: True if every open host meets the condition (`Host.is_open`).
+        equal_in_group: True if the obstacles depend only on facts that `Fit.groups` compares. If
+            it is False, explanations of requests with this condition take longer.
         phrase: the text of all obstacles of this constraint, if it is always the same; otherwise
             empty.
     """
@@ -263,7 +264,7 @@ class Constraint(ABC):
     is_counted: ClassVar[bool] = False
     is_preferable: ClassVar[bool] = False
     remedies_sought_on: ClassVar[int] = 0
-    met_if_open: ClassVar[bool] = False
+    equal_in_group: ClassVar[bool] = False
     phrase: ClassVar[str] = ""
 
     def applies(self, request: ResourceRequest) -> bool:

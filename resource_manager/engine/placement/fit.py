@@ -11,7 +11,7 @@ CONTRIBUTING.md has an example.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -54,7 +54,7 @@ from resource_manager.engine.placement.neighbor_constraint import NEIGHBORS
 class Available(Constraint):
     """The executor is registered, can be reached, and is not being drained."""
 
-    met_if_open = True
+    equal_in_group = True
 
     def obstacles(
         self, request: ResourceRequest, requested: Amounts, at: HostView
@@ -83,6 +83,7 @@ class CarriesLabels(Constraint):
 
     phrase = "lacks a required label"
     of_size = True
+    equal_in_group = True
     remedies_sought_on = 5
 
     def applies(self, request: ResourceRequest) -> bool:
@@ -137,38 +138,46 @@ class EnoughFree(Constraint):
             Obstacle(self, _insufficient(name), True, lack, name) for name, lack in short.items()
         )
         # This obstacle is not transient: it remains even if all slots end.
-        if self._is_too_small(request, requested, at, short):
+        if (short or not requested) and self.is_too_small(request, requested, at.total):
             return (Obstacle(self, Blocker.TOTAL_TOO_SMALL), *found)
         return found
 
-    def shortage(
-        self, request: ResourceRequest, requested: Amounts, free: Amounts, total: Amounts
-    ) -> tuple[bool, int] | None:
-        """Returns the values of `obstacles` that order hosts: whether the host is too small even
-        when empty, and the largest lack. Returns None if there is no obstacle.
-        """
-        if not requested:
-            return (True, 0) if request.profile is None else None
-        too_small, largest, is_short = False, 0, False
-        for name, amount in requested.items():
-            there = free.get(name, 0)
-            # The same test as in `_short`, without a dict for each host.
-            if there < amount and not name.startswith(DEVICE_PREFIX):
-                is_short = True
-                lack = (amount - there) * MILLION // amount
-                largest = max(largest, lack)
-                too_small = too_small or total.get(name, 0) < amount
-        return (too_small, largest) if is_short else None
+    def lacks(
+        self,
+        request: ResourceRequest,
+        requested: Amounts,
+        free: Mapping[str, Sequence[int]],
+        count: int,
+    ) -> list[int]:
+        """Compares a request with hosts that book equal amounts for it. Returns the largest lack of
+        each host, or -1 if the host has no obstacle.
 
-    def _is_too_small(
-        self, request: ResourceRequest, requested: Amounts, at: HostView, short: Amounts
-    ) -> bool:
+        Args:
+            request: the request.
+            requested: the amounts that the request would book on each of the hosts.
+            free: for each requested dimension, the free amount of each host.
+            count: the number of hosts.
+        """
         # Each host defines the amounts of its default slot. If these amounts are empty, the host
         # gives no default slots.
-        if not requested:
+        if not requested and request.profile is None:
+            return [0] * count
+        # One dimension of all hosts is compared at a time, because this takes much less time than
+        # `obstacles` for each host.
+        lacks = [[-1] * count]
+        for name, amount in _compared(requested):
+            there = free[name]
+            if min(there) < amount:
+                lacks.append(
+                    [(amount - n) * MILLION // amount if n < amount else -1 for n in there]
+                )
+        return lacks[-1] if len(lacks) < 3 else list(map(max, *lacks))
+
+    def is_too_small(self, request: ResourceRequest, requested: Amounts, total: Amounts) -> bool:
+        """Returns True if a host with these total amounts is too small even when empty."""
+        if not requested:  # the host gives no default slots
             return request.profile is None
-        total = at.total
-        return any(total.get(name, 0) < requested[name] for name in short)
+        return any(total.get(name, 0) < amount for name, amount in _compared(requested))
 
     def text(self, obstacle: Obstacle, requested: Amounts, at: HostView) -> str:
         """See `Constraint`."""
@@ -233,7 +242,7 @@ class EnoughFree(Constraint):
 class SlotsLeft(Constraint):
     """The host can have one more slot."""
 
-    met_if_open = True
+    equal_in_group = True
     has_columns = True
     is_counted = True
     columns = (SLOTS,)
@@ -263,7 +272,7 @@ class SlotsLeft(Constraint):
 class NotRefused(Constraint):
     """The executor has not refused an equal slot recently."""
 
-    met_if_open = True
+    equal_in_group = True
     phrase = "refused an equal slot recently and is tried again later"
 
     def obstacles(
@@ -278,7 +287,7 @@ class NotRefused(Constraint):
 class NotReserved(Constraint):
     """The free capacity is not reserved for other owners."""
 
-    met_if_open = True
+    equal_in_group = True
     phrase = "has room, but it is reserved for a starved request"
 
     def obstacles(
@@ -391,8 +400,8 @@ class Fit:
         self._besides_amounts = [
             each.obstacles for each in applying if not each.costly and each is not AMOUNTS
         ]
-        self._matters_if_open = any(
-            not (each.costly or each.met_if_open or each is AMOUNTS) for each in applying
+        self._has_groups = all(
+            each.costly or each.equal_in_group or each is AMOUNTS for each in applying
         )
         self._costly = [each for each in applying if each.costly]
         self._of_size = [each for each in applying if each.of_size]
@@ -430,11 +439,40 @@ class Fit:
                 found += more
         return found
 
-    def only_amounts_matter(self, host: Host) -> bool:
-        """Returns True if certainly no constraint except `EnoughFree` and costly constraints has an
-        obstacle on the host in its present state. This is a cheap check, and true for most hosts.
+    def groups(self, hosts: Iterable[Host]) -> Iterable[tuple[Amounts, list[Host]]]:
+        """Groups hosts. The hosts of a group have the same result of `obstacles_besides_amounts`,
+        book the same amounts for the request, and either all or none are too small when empty. The
+        groups are in the order of their first hosts.
+
+        Returns:
+            for each group, the amounts that the request books, and the hosts.
         """
-        return not self._matters_if_open and host.is_open
+        labels, enforced = self.request.labels, ISOLATION.applies(self.request)
+        found: dict[object, tuple[Amounts, list[Host]]] = {}
+        too_small: dict[tuple[int, int], bool] = {}
+        for host in hosts:
+            executor, requested, key = host.executor, self.requested(host), object()
+            # A reservation leaves each host another part of the free amounts, so a host with a
+            # reservation is in a group of its own.
+            if host.reserved is None and self._has_groups:
+                registration = executor.registration
+                # Equal amounts are often one dict, so their identities are compared.
+                sizes = id(requested), id(host.total)
+                if sizes not in too_small:
+                    too_small[sizes] = AMOUNTS.is_too_small(self.request, requested, host.total)
+                key = (
+                    id(requested),
+                    too_small[sizes],
+                    id(executor.state),
+                    executor.draining,
+                    host.reach.unreachable,
+                    not registration.slots_max or host.slots_left() > 0,
+                    not host.refusals or not host.refuses(self.request),
+                    not labels or host.carries(labels),
+                    registration.isolation if enforced else None,
+                )
+            found.setdefault(key, (requested, []))[1].append(host)
+        return found.values()
 
     def costly_obstacles(self, at: HostView) -> tuple[Obstacle, ...]:
         """Returns the obstacles of all costly constraints."""
@@ -488,6 +526,13 @@ def _unavailable(state: ExecutorState, draining: bool, unreachable: bool) -> tup
     return tuple(Obstacle(AVAILABLE, blocker) for blocker in blockers)
 
 
+def _compared(requested: Amounts) -> list[tuple[str, int]]:
+    """Returns the requested amounts that are compared with the sums of a host. `DevicesSuit` checks
+    each device, so a check of the sum over devices is not needed.
+    """
+    return [each for each in requested.items() if not each[0].startswith(DEVICE_PREFIX)]
+
+
 def _short(requested: Amounts, at: HostView) -> dict[str, int]:
     """Returns the requested dimensions of which too little is free, each with the missing part in
     millionths of the requested amount.
@@ -495,7 +540,6 @@ def _short(requested: Amounts, at: HostView) -> dict[str, int]:
     free, found = at.free, {}
     for name, amount in requested.items():
         there = free.get(name, 0)
-        # `DevicesSuit` checks each device, so a check of the sum over devices is not needed.
         if there < amount and not name.startswith(DEVICE_PREFIX):
             found[name] = (amount - there) * MILLION // amount
     return found

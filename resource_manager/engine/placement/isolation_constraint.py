@@ -32,6 +32,7 @@ class EnforcesLimits(Constraint):
     """The host enforces the limits that the request requires."""
 
     of_size = True
+    equal_in_group = True
     has_columns = True
     columns = tuple(_COLUMNS.values())
     remedies_sought_on = 3

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.values.states import ExecutorState
+from resource_manager.engine.explain import survey as survey_module
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.explain.survey import Survey
 from resource_manager.engine.hosts.notes import Refusal, ReservedCapacity
@@ -23,11 +25,24 @@ from tests.resource_manager.engine.placement.test_placing import (
     hosts,
     profiles,
 )
-from tests.support.engine_cluster import FakeExecutor
+from tests.support.engine_cluster import LSE, EngineCluster, FakeExecutor, numa_host
 from tests.support.properties import examples
 
 moods = st.sampled_from(
-    ["", "", "", "draining", "unreachable", "lost", "full", "busy", "refused", "reserved", "limit"]
+    [
+        "",
+        "",
+        "",
+        "draining",
+        "unreachable",
+        "lost",
+        "full",
+        "busy",
+        "refused",
+        "reserved",
+        "own",
+        "limit",
+    ]
 )
 
 
@@ -55,7 +70,7 @@ def test_a_glance_and_a_judgement_agree(
             host.executor.state = ExecutorState.LOST
         if mood == "refused":
             host.refusals[shape.key] = Refusal(failures=1, until_ms=1 << 60, state_seen=None)
-        if mood == "reserved":
+        if mood in {"reserved", "own"}:
             host.reserved = ReservedCapacity({"cpu_milli": 16_000}, 1, {})
         if mood == "limit":
             registration = host.executor.registration
@@ -63,7 +78,8 @@ def test_a_glance_and_a_judgement_agree(
             host.slots["other", 1] = Slot("other", 1, "job", host.host_id, ResourceProfile(0), 0, 0)
         if mood in {"full", "busy"}:
             host.book(host.booking_of(ResourceProfile(3_900, 100 * MIB)), 1)
-    survey = Survey.of(cluster.state.hosts.values(), shape)
+    own = {name for name, mood in zip(cluster.state.hosts, mooded, strict=False) if mood == "own"}
+    survey = Survey.of(cluster.state.hosts.values(), shape, own)
     judged = sorted((survey.verdict(name) for name in survey.hosts), key=distance)
     usable = [
         one for one in judged if one.host.eligible and Blocker.LABEL_MISMATCH not in one.blockers
@@ -71,6 +87,10 @@ def test_a_glance_and_a_judgement_agree(
     nearest = [(one.host.host_id, one.obstacles) for one in survey.nearest(len(judged))]
     assert nearest == [(one.host.host_id, one.obstacles) for one in judged]
     assert survey.fitting == sum(one.fits for one in judged)
+    fitting = {one.host.host_id for one in judged if one.fits}
+    assert [each.host_id for each in survey.candidates] == [
+        name for name in survey.hosts if name in fitting
+    ]
     assert survey.usable == len(usable)
     assert {host_id for _, _, host_id in survey.blocked_only_by.get(LABELS, ())} == {
         one.host.host_id for one in judged if one.blockers == (Blocker.LABEL_MISMATCH,)
@@ -90,6 +110,32 @@ def test_a_glance_and_a_judgement_agree(
         and not survey.is_for_others(one.host.host_id)
     ]
     assert (survey.promising or (0, 0, ""))[2] == (promising[0] if promising else "")
+
+
+@pytest.mark.parametrize("labels", [(), SSD])
+def test_costly_checks_are_made_on_the_first_hosts(
+    monkeypatch: pytest.MonkeyPatch, labels: Any
+) -> None:
+    monkeypatch.setattr(survey_module, "COSTLY_CHECKS_MAX", 2)
+    ids = ["host-d", "host-a", "host-c", "host-b"]
+    carried = {"host-a": SSD, "host-b": SSD}
+    cluster = EngineCluster.settled(
+        *(numa_host(name, labels=carried.get(name, ())) for name in ids)
+    )
+    spec = RequestSpec("", ResourceProfile(1_000, 64 * MIB), required_labels=labels, cpu_policy=LSE)
+    survey = Survey.of(cluster.state.hosts.values(), cluster.state.queue.class_of(spec))
+    # host-d is also checked if it lacks the labels, to say whether other labels would help.
+    suitable = [name for name in ids if not labels or name in carried]
+    assert [each.host_id for each in survey.candidates] == suitable
+    assert (survey.usable, survey.unchecked) == (len(suitable), 2)
+    assert survey.fitting == sum(name in suitable for name in ids[:2])
+    assert [host_id for _, _, host_id in survey.blocked_only_by.get(LABELS, ())] == [
+        name for name in ids[:2] if name not in suitable
+    ]
+    # An unchecked host has a small lack, so it comes after the hosts on which the request fits.
+    assert {host_id: lack for _, lack, host_id in survey.distances} == {
+        name: int(name in ids[2:]) for name in ids
+    }
 
 
 def test_a_host_whose_default_slot_is_nothing_would_not_fit_without_the_labels_either() -> None:
