@@ -136,6 +136,23 @@ def waiting_key(spec: RequestSpec) -> WaitingKey:
     return scheduling_key(spec), lane
 
 
+def wait_together(one: RequestSpec, other: RequestSpec) -> bool:
+    """Returns True if two requests are certainly equal for the queue: they are outside gangs, wait
+    in one scheduling class, and are equally valid, and both or neither can be rejected as
+    infeasible. A comparison of these attributes takes less time than a comparison of the keys.
+    """
+    return (
+        (one.profile is other.profile or one.profile == other.profile)
+        and one.required_labels == other.required_labels
+        and one.cpu_policy is other.cpu_policy
+        and one.cpu_limit_milli == other.cpu_limit_milli
+        and one.allow_pending == other.allow_pending
+        and one.priority == other.priority
+        and one.revocable == other.revocable
+        and one.gang_id == other.gang_id == ""
+    )
+
+
 PRIORITY_STEP = 1 << 48
 """The distance between the places of two priorities. The distance is larger than every arrival
 number.

@@ -33,7 +33,7 @@ from resource_manager.engine.model.events import (
     RequestsSubmitted,
     SlotsReleased,
 )
-from resource_manager.engine.model.scheduling_key import waiting_key
+from resource_manager.engine.model.scheduling_key import wait_together, waiting_key
 from resource_manager.engine.requests.gang_intake import accept_gang, join, refused_members
 from resource_manager.engine.requests.range_intake import new_members, submit_range
 from resource_manager.engine.state import State
@@ -94,8 +94,14 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
         refused = refused_members(state, job, event.gangs, event.requests)
     # Queue only new gangs below, because an earlier call has queued the known gangs.
     gangs = [gang.gang_id for gang in event.gangs if gang.gang_id not in state.gangs.by_id]
-    # Queue gangs after the loop, when all their members have been accepted.
-    outcomes = [_submit(state, job, spec, event.gangs, refused) for spec in event.requests]
+    runs: list[list[Request]] = []
+    # Queue requests and gangs after the loop: equal requests together, and gangs when all their
+    # members have been accepted.
+    outcomes = [
+        _submit(state, job, spec, event.gangs, refused, runs=runs) for spec in event.requests
+    ]
+    for run in runs:
+        state.queue.add_run(run[0].spec, job.job_id, run[0].arrival_number, len(run))
     for gang_id in gangs:
         # it is None if its members were refused
         if (gang := state.gangs.by_id.get(gang_id)) is not None:
@@ -188,12 +194,14 @@ def _submit(
     spec: RequestSpec,
     gangs: Sequence[GangSpec],
     refused: Mapping[str, ItemOutcome],
+    *,
+    runs: list[list[Request]],
 ) -> ItemOutcome:
-    """Accepts one request and queues it. If the request is not accepted, the outcome contains the
-    reason.
+    """Accepts one request. If the request is not accepted, the outcome contains the reason.
 
     A repeated request is accepted without effect. A member of a gang is queued later, together with
-    its gang.
+    its gang. The function appends any other request to `runs`, and the caller queues it. Each run
+    contains equal requests with consecutive arrival numbers.
     """
     known = state.requests.named(spec.allocation_id)
     problem = refused.get(spec.allocation_id)
@@ -202,8 +210,11 @@ def _submit(
         if problem is None and known.job_id == job.job_id and known.spec == spec:
             return ItemOutcome(spec.allocation_id)
         return problem or taken(spec.allocation_id)
-    # Members of gangs have been checked with their gang.
-    if not spec.gang_id:
+    latest = runs[-1][-1] if runs else None
+    is_equal = latest is not None and wait_together(latest.spec, spec)
+    # Members of gangs have been checked with their gang. A request that is equal to an accepted
+    # request of this call can be accepted, too.
+    if not spec.gang_id and not is_equal:
         problem = state.waiting_reasons.refusal(spec)
     # The id can also be the id of a range member that has no `Request`.
     if problem is None and spec.allocation_id in state.ranges:
@@ -232,7 +243,10 @@ def _submit(
     if spec.gang_id:
         join(state.gangs, request, gangs, time_ms=state.journal.at.time_ms)
     else:
-        state.queue.add(request)
+        if latest is not None and is_equal and request.arrival_number == latest.arrival_number + 1:
+            runs[-1].append(request)
+        else:
+            runs.append([request])
         if spec.wait_timeout_ms is not None:
             state.request_timeouts.start(request)
     state.newcomers.append(request)
