@@ -12,9 +12,9 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from task_executor.helper.forks import (
     prctl,
@@ -23,9 +23,6 @@ from task_executor.helper.forks import (
 )
 from task_executor.helper.paths import blocked_directory
 from task_executor.helper.protocol import Fault, as_fault, expand
-
-if TYPE_CHECKING:
-    from task_executor.helper.cgroups.base import Driver, Group
 
 # A signal that ends the helper must not end a supervisor, which must record the ends of its tasks.
 _IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
@@ -84,21 +81,21 @@ def prepare_for_tasks(*, with_root: bool) -> None:
 
 
 def become_task(
-    spec: dict[str, Any], driver: Driver, groups: Group, stdio: tuple[int, int, int], error_fd: int
+    spec: dict[str, Any], entrances: Sequence[str], stdio: tuple[int, int, int], error_fd: int
 ) -> NoReturn:
     """Replaces this process with the task's program. If this fails, writes the reason to
     `error_fd`.
 
     Args:
         spec: the specification of the task.
-        driver: the cgroup driver.
-        groups: the groups of the task.
+        entrances: the files by which the process enters its groups; see `Driver.entrances`.
         stdio: the descriptors of the standard streams.
         error_fd: the descriptor that receives the reason of a failure, as JSON.
     """
     try:
         # Enter the groups first. So no code of the task ever runs outside of the slot.
-        driver.enter(groups)
+        for path in entrances:
+            _enter(path)
         os.setsid()
         # The program inherits ignored signals. For all other signals, exec restores the default.
         for signum in _IGNORED_SIGNALS:
@@ -118,6 +115,14 @@ def become_task(
         error = as_fault(problem, "START_FAILED").as_dict()
     os.write(error_fd, json.dumps(error).encode())
     os._exit(127)
+
+
+def _enter(path: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, b"0")
+    finally:
+        os.close(fd)
 
 
 def become_user(uid: int, gid: int) -> None:

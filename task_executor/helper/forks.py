@@ -12,17 +12,28 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up once, before any fork
 
 
-_own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+_own_limit = [resource.getrlimit(resource.RLIMIT_NOFILE)]
 
 
 def raise_descriptor_limit() -> None:
     """Raises the limit of descriptors as far as allowed. Each task needs several descriptors."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_own_limit[1], _own_limit[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_own_limit[0][1], _own_limit[0][1]))
 
 
 def restore_descriptor_limit() -> None:
     """Restores the limit from before `raise_descriptor_limit`, for the program of a task."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, _own_limit)
+    resource.setrlimit(resource.RLIMIT_NOFILE, _own_limit[0])
+
+
+def own_descriptor_limit(limit: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Returns the limit from before `raise_descriptor_limit`.
+
+    Args:
+        limit: the limit to remember, if another process has raised it before this process started.
+    """
+    if limit is not None:
+        _own_limit[0] = limit
+    return _own_limit[0]
 
 
 def become_subreaper() -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from task_executor.helper.cgroups.base import Driver, Group
-from task_executor.helper.child import become_task, remove_as
+from task_executor.helper.child import remove_as
 from task_executor.helper.journal import Journal
 from task_executor.helper.loop import Job, Loop, Timer, within
 from task_executor.helper.output import TaskOutput
 from task_executor.helper.paths import process_stat
 from task_executor.helper.protocol import Fault, as_fault, fault_of
+from task_executor.helper.spawner import Lost
 from task_executor.helper.syncing import Syncer
 
 KILL_GRACE_S = 5.0  # time between SIGTERM and SIGKILL after a timeout
@@ -46,8 +48,25 @@ class Supervises(Protocol):
     front_gid: int
     journal: Journal
 
-    def forked(self, task: RunningTask, pid: int) -> None:
-        """Records that `pid` is the first process of the task."""
+    def fork(
+        self,
+        task: RunningTask,
+        spec: dict[str, Any],
+        entrances: Sequence[str],
+        streams: Sequence[int],
+    ) -> int:
+        """Forks the first process of the task, which calls `become_task`. Returns its pid.
+
+        Args:
+            task: the task.
+            spec: its specification.
+            entrances: see `Driver.entrances`.
+            streams: the descriptors of the standard streams, and the one for errors.
+
+        Raises:
+            Lost: it is unknown whether the process exists.
+            OSError: the kernel refused the fork.
+        """
 
     def runs(self, task: RunningTask) -> bool:
         """Returns False if the start of the task has failed, or the task has ended."""
@@ -106,6 +125,7 @@ class RunningTask:
         except (Fault, OSError) as problem:
             yield from self._remove_group()
             self._output.close()
+            self._close_input()
             self._remove_scratch()
             raise as_fault(problem, "START_FAILED") from None
         self._is_started = True
@@ -163,18 +183,21 @@ class RunningTask:
         pipes = {name: os.pipe() for name in ("stdout", "stderr", "error")}
         has_stdin = self._spec["stdin"]
         stdin, feed = os.pipe() if has_stdin else (os.open("/dev/null", os.O_RDONLY), -1)
-        self._pid = os.fork()
-        # The child continues in `become_task`, which never returns.
-        if self._pid == 0:
-            stdio = (stdin, pipes["stdout"][1], pipes["stderr"][1])
-            groups = {**self._spec["slot"], **self._group}
-            become_task(self._spec, self._driver, groups, stdio, pipes["error"][1])
-        self._supervisor.forked(self, self._pid)
-        os.close(stdin)
-        for _reader, writer in pipes.values():
+        entrances = self._driver.entrances({**self._spec["slot"], **self._group})
+        writers = [writer for _reader, writer in pipes.values()]
+        try:
+            self._pid = self._supervisor.fork(self, self._spec, entrances, (stdin, *writers))
+        except Lost:
+            self._pid = 0  # the process possibly exists; `_until_exec` waits until this is known
+        except OSError:
+            for fd in (*(reader for reader, _writer in pipes.values()), *((feed,) * has_stdin)):
+                os.close(fd)
+            raise
+        finally:
             # The supervisor must close its copy of the writers. Otherwise it would never see the
             # end of the streams.
-            os.close(writer)
+            for fd in (stdin, *writers):
+                os.close(fd)
         for name in ("stdout", "stderr"):
             self._output.collect(name, pipes[name][0])
         if feed >= 0:
@@ -195,6 +218,10 @@ class RunningTask:
         os.close(error_fd)
         if reply:
             raise fault_of(json.loads(reply))
+        if not self._pid:
+            # Nothing writes to the pipe any more, so the process does not exist or is in its group,
+            # where it is killed.
+            raise Fault("START_FAILED", "the process that starts the programs of tasks was killed")
         # If the pipe is closed and the flag is still set, the process is ending. So wait until it
         # is reaped.
         while self._status < 0:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from task_executor.helper.cgroups.base import Driver, Group
-from task_executor.helper.child import prepare_for_tasks
+from task_executor.helper.child import become_task, prepare_for_tasks
 from task_executor.helper.forks import become_subreaper, close_all_but, default_signals
 from task_executor.helper.journal import Journal
 from task_executor.helper.loop import Job, Loop
@@ -22,6 +23,7 @@ from task_executor.helper.paths import identity_of
 from task_executor.helper.protocol import SUPERVISOR_VERBS, Fault, as_fault
 from task_executor.helper.running_task import Adopted, RunningTask
 from task_executor.helper.server import NO_ANSWER, FrameServer, listen
+from task_executor.helper.spawner import Spawner, can_spawn
 from task_executor.helper.syncing import Syncer
 
 _SPARES_OF_SLOT, _SPARED_SLOTS = 8, 256
@@ -61,7 +63,6 @@ def run_supervisor(setup: Setup, starter: socket.socket) -> NoReturn:
     try:
         os.setsid()
         default_signals()
-        prepare_for_tasks(with_root=setup.allow_root_tasks)
         pipes = (fd for each in setup.adopted for fd in each.pipes)
         close_all_but({starter.fileno(), setup.journal_fd, *pipes})
         # Let /dev/null occupy the descriptors 0 to 2. So no pipe or log becomes standard output by
@@ -75,7 +76,13 @@ def run_supervisor(setup: Setup, starter: socket.socket) -> NoReturn:
         # The supervisor must not be in the group of a slot. So no limit of a slot applies to the
         # supervisor, and the end of a slot does not kill it.
         setup.driver.enter(setup.driver.supervisors())
-        Supervisor(setup, starter).run()
+        # Start the spawner before this process drops capabilities for its forks: a program that is
+        # executed later could not get them back. Without cgroups, each task has its own supervisor,
+        # so a spawner would fork only once.
+        has_spawner = setup.driver.name != "none" and can_spawn()
+        spawner = Spawner(with_root=setup.allow_root_tasks) if has_spawner else None
+        prepare_for_tasks(with_root=setup.allow_root_tasks)
+        Supervisor(setup, starter, spawner).run()
     finally:
         os._exit(0)
 
@@ -86,9 +93,13 @@ class Supervisor:
     Args:
         setup: see the class.
         starter: the connection to the helper.
+        spawner: the process that forks the processes of tasks; None if this process does it.
     """
 
-    def __init__(self, setup: Setup, starter: socket.socket) -> None:
+    def __init__(
+        self, setup: Setup, starter: socket.socket, spawner: Spawner | None = None
+    ) -> None:
+        self._spawner = spawner
         self.driver, self.front_gid = setup.driver, setup.front_gid
         self._control, self._directory = setup.control, setup.tasks_directory
         self.loop = Loop(self._reap)
@@ -201,8 +212,24 @@ class Supervisor:
     def runs(self, task: RunningTask) -> bool:
         return self._running.get(task.id) is task
 
-    def forked(self, task: RunningTask, pid: int) -> None:
+    def fork(
+        self,
+        task: RunningTask,
+        spec: dict[str, Any],
+        entrances: Sequence[str],
+        streams: Sequence[int],
+    ) -> int:
+        pid = None
+        if self._spawner is not None and self._spawner.is_ready():
+            pid = self._spawner.fork(spec, entrances, streams)
+        if pid is None:
+            pid = os.fork()
+            # The child continues in `become_task`, which never returns.
+            if pid == 0:
+                stdin, stdout, stderr, error = streams
+                become_task(spec, entrances, (stdin, stdout, stderr), error)
         self._by_pid[pid] = task
+        return pid
 
     def ended(self, task: RunningTask, record: dict[str, Any]) -> None:
         del self._running[task.id]
@@ -248,6 +275,8 @@ class Supervisor:
             if task is not None:
                 task.before_reaped()
             _, status, usage = os.wait4(pid, 0)
+            if self._spawner is not None and pid == self._spawner.pid:
+                self._spawner.reaped()
             used_usec = round((usage.ru_utime + usage.ru_stime) * 1e6)
             # ru_maxrss is in KiB.
             if task is not None:

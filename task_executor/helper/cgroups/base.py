@@ -314,9 +314,15 @@ class Driver:
         return False
 
     def enter(self, group: Group) -> None:
-        """Moves the calling process into the group, with one write per hierarchy."""
-        for path in dict.fromkeys(group.values()):
-            self.kernel.write(f"{path}/cgroup.procs", "0")
+        """Moves the calling process, which has one thread, into the group."""
+        for path in self.entrances(group):
+            self.kernel.write(path, "0")
+
+    def entrances(self, group: Group) -> list[str]:
+        """Returns the files of a group, one for each hierarchy, to which a process with one thread
+        writes "0" to enter the group.
+        """
+        return [f"{path}/cgroup.procs" for path in dict.fromkeys(group.values())]
 
     def apply(self, group: Group, limits: dict[str, Any]) -> None:
         """Writes the limits, the memory limit last, and reads each limit back.

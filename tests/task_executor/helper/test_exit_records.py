@@ -69,7 +69,7 @@ class OneTask:
     def __init__(self, directory: Path, driver: Driver | None = None) -> None:
         self.loop: Any = NoLoop()
         self.driver = driver or Nothing(Kernel(), {})
-        self.syncer, self.front_gid = SyncsHere(), os.getgid()
+        self.syncer, self.front_gid, self._spawner = SyncsHere(), os.getgid(), None
         self.reported: list[dict[str, Any]] = []
         spec: dict[str, Any] = {
             "task_id": "task",

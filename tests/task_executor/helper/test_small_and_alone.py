@@ -15,7 +15,7 @@ import pytest
 HELPER = Path(__file__).resolve().parents[3] / "task_executor" / "helper"
 MODULES = sorted(HELPER.rglob("*.py"))
 BOUNDS = "finegrain.values.bounds"  # it has numbers only, no imports
-LINES_OF_CODE_MAX = 4300  # before raising it, read docs/decisions/0002-front-helper-supervisor.md
+LINES_OF_CODE_MAX = 4500  # before raising it, read docs/decisions/0002-front-helper-supervisor.md
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(HELPER)))
