@@ -26,6 +26,13 @@ from task_executor.helper.forks import default_signals, own_descriptor_limit
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)
 """Number of the system call `clone`. On some other machines, its arguments have another order."""
 
+_FORMAT = b"1"
+"""The version of the orders and of `become_task`, which every change of either must raise.
+
+If the package is upgraded while a helper runs, its next supervisor can start a spawner of the new
+version. A spawner with another format is not used.
+"""
+
 _CLONE_PARENT = 0x8000
 _ANSWER_S = 10.0
 _ROOT = Path(__file__).resolve().parents[2]
@@ -70,7 +77,9 @@ class Spawner:
         """Returns whether the spawner can fork."""
         if not self._was_ready and self._peer.fileno() >= 0:
             try:
-                self._was_ready = bool(self._receive(1))
+                if self._receive(1) != _FORMAT:
+                    raise ConnectionAbortedError("the spawner has another version")
+                self._was_ready = True
                 self._peer.settimeout(_ANSWER_S)
             except BlockingIOError:
                 return False
@@ -147,7 +156,7 @@ def serve(order: str) -> None:
     # The memory of the spawner does not grow. So no page changes because of the garbage collector.
     gc.freeze()
     gc.disable()
-    peer.send(b"+")
+    peer.send(_FORMAT)
     while True:
         head, streams, _, _ = socket.recv_fds(peer, 4, _STREAMS)
         if len(head) < 4:  # the supervisor has ended

@@ -7,11 +7,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 
 from finegrain.errors import FinegrainError
+from task_executor.helper.spawner import Spawner
 from tests.task_executor.helper.conftest import Host, alive, eventually
 from tests.task_executor.helper.test_cgroup_v2_kernel import unified, v2_host
 
@@ -126,3 +128,18 @@ async def test_a_long_command_is_spawned(host: Host) -> None:
     await host.start("", "long", argv=argv)
     assert (await host.exit_of("long")).exit_code == 0
     assert host.output("long") == "100\n"
+
+
+@pytest.mark.parametrize(("version", "is_used"), [(b"1", True), (b"2", False)])
+def test_a_spawner_of_another_version_is_not_used(version: bytes, is_used: bool) -> None:
+    """The package can be upgraded between the start of the helper and that of its supervisor."""
+    spawner = Spawner.__new__(Spawner)
+    spawner._peer, other = socket.socketpair()
+    spawner._peer.settimeout(0)
+    spawner._was_ready, spawner.pid = False, 0
+    assert not spawner.is_ready()
+    other.send(version)
+    assert spawner.is_ready() is is_used
+    assert spawner.is_ready() is is_used
+    other.close()
+    spawner._peer.close()
