@@ -10,20 +10,22 @@ import pytest
 
 from finegrain.cpu_policy import CpuPolicy, HostPolicy, QosClass
 from finegrain.cpuset import CpuSet
-from finegrain.resources import BEST_EFFORT_CPU_MILLI, MIB, ResourceProfile
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MIB, ResourceProfile
 from finegrain.values.states import RequestState
 from resource_manager.engine.hosts.cpu_allocator import CpuAllocator
 from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import State
+from task_executor.engine.slots import SlotKey
 from tests.simulation.checks import Checks
 from tests.simulation.cpu_machines import HostMachine
 from tests.simulation.faults import FAULTS
 from tests.simulation.healed import check_healed
-from tests.simulation.job_master import CPUS
+from tests.simulation.job_master import CPUS, REVOCABLE
 from tests.simulation.process_faults import state_directory_is_lost
+from tests.simulation.slot_host import SlotHost
 from tests.simulation.some_settings import some_settings
-from tests.simulation.world import Failed, Plan, World
+from tests.simulation.world import HEAL_MS, Failed, Plan, World
 from tests.support.machines import machine
 
 HOST_CPUS = 4
@@ -143,3 +145,40 @@ def test_an_executor_installed_anew_is_taken_in_however_long_the_one_before_it_s
     small.run()
     registered = [line for line in small.story if "host-00 has registration" in line]
     assert len(registered) == 2
+
+
+def test_slots_that_wait_for_the_grace_period_of_revoked_slots_are_granted_before_the_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slots are revoked right before the check, and use most of their grace period."""
+    full = World(quiet_plan(1, frozenset({REVOCABLE})))
+    grace_ms = full.settings.revocation_grace_ms
+    take_down = SlotHost._take_down
+
+    def take_down_late(host: SlotHost, key: SlotKey) -> None:
+        host.after(grace_ms * 3 // 4, lambda: take_down(host, key))
+
+    monkeypatch.setattr(SlotHost, "_take_down", take_down_late)
+    (executor,) = full.checks.executors.values()
+    whole = ResourceProfile(executor.share.total[CPU_MILLI], 16 * MIB)
+    revocable = RequestSpec("job-01-low", whole, allow_pending=True, revocable=True)
+    urgent = RequestSpec("job-01-high", whole, allow_pending=True)
+    checked_at_ms = STORMY_MS + HEAL_MS + full.settings.lost_timeout_ms
+
+    def ask() -> None:
+        (master,) = full.checks.masters.values()
+        master.leaving, full.jobs_max = True, 0  # no other requests
+        master._request((revocable,))
+        full.loop.after(checked_at_ms - 100 - full.loop.now_ms, lambda: master._request((urgent,)))
+
+    when(full, lambda: any(each.registered for each in full.checks.masters.values()), ask)
+    states: list[RequestState] = []
+
+    def look(checks: Checks, state: State) -> None:
+        check_healed(checks, state)
+        states.extend(state.requests[name].state for name in ("job-01-high", "job-01-low"))
+
+    monkeypatch.setattr("tests.simulation.world.check_healed", look)
+    full.run()
+    assert full.checks.revocations.revoked == 1
+    assert states == [RequestState.GRANTED, RequestState.PENDING]

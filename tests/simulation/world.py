@@ -347,9 +347,13 @@ class World:
     def _let_orders_end(self) -> None:
         """Waits until recent decisions are executed and the job masters know them.
 
-        Reservations begin and end as time passes, so there may be some at any moment.
+        Reservations begin and end as time passes, so there may be some at any moment. If slots are
+        revoked, other slots are ordered only after the revoked slots have used their grace period.
         """
-        for _ in range(ORDERS_END_MS // WATCH_MS):
+        wait_ms = ORDERS_END_MS
+        if self.settings.revocation:
+            wait_ms += self.settings.revocation_grace_ms
+        for _ in range(wait_ms // WATCH_MS):
             state = self._leader().state
             ordered = any(
                 host.in_flight or host.to_allocate or host.to_free for host in state.hosts.values()
