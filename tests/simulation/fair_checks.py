@@ -8,7 +8,7 @@ engine's invariants check the order by virtual time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -19,16 +19,15 @@ from finegrain.resources import Amounts
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.fairness.quotas import SLOTS, counted, fulfilment, needs_slots
-from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.effects import Changes, Effect, PublishClusterEvent
 from resource_manager.engine.model.entities import Group, JobState, Request, RequestSpec, Slot
 from resource_manager.engine.model.events import SlotsReuseRequested
 from resource_manager.engine.model.scheduling_key import scheduling_key
-from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.queue.scheduling_classes import JobQueue
 from resource_manager.engine.state import State
 from resource_manager.storage import tables
 from resource_manager.storage.rows import GROUPS, RANGES, REQUESTS
+from tests.simulation.backfill_checks import BackfillChecks
 from tests.simulation.job_checks import limits_of, waits
 from tests.simulation.revocation_checks import only_by_revocation
 
@@ -55,10 +54,7 @@ class FairChecks:
     # versions since the last durable one: a later call of the same batch may have replaced them
     _replaced: dict[str, set[Row]] = field(default_factory=dict)
     _deleted: Counter[str] = field(default_factory=Counter)  # durable deletions, by group
-    # by owner: the earliest start of a reservation that was ever expected
-    _earliest: WeakKeyDictionary[State, dict[int, tuple[Reservation, int]]] = field(
-        default_factory=WeakKeyDictionary
-    )
+    _backfill: BackfillChecks = field(default_factory=BackfillChecks)
     # request to the slot that serves it instead
     _taken_over: dict[str, Key] = field(default_factory=dict)
 
@@ -109,8 +105,9 @@ class FairChecks:
         self.did["reservations"] += sum(each.kind == "reservation_made" for each in kinds)
         yield from _held_for_nobody(state)
         limited = any(group.maximum or group.minimum for group in state.groups.values())
+        yield from self._backfill.decided(state, new.keys() - before.keys())
+        self.did["backfilled"] = self._backfill.backfilled
         if new:
-            yield from self._early_enough(state, new.keys() - before.keys())
             yield from _above_user_limits(state, now, new)
         if not new or not limited:
             return
@@ -130,45 +127,6 @@ class FairChecks:
             for name, amounts in _sums(state, revoked).items():
                 used.setdefault(name, Counter()).update(amounts)
             yield from _minimum_passed_over(state, placed, used, added)
-
-    def _early_enough(self, state: State, new: Iterable[Key]) -> Iterator[str]:
-        """Yields new slots on capacity that is reserved for others, if they will probably run for
-        longer than the owner may have to wait.
-        """
-        earliest = self._earliest.setdefault(state, {})
-        reservations = state.reservations.by_number
-        for number in earliest.keys() - reservations.keys():
-            del earliest[number]
-        for number, each in reservations.items():
-            if (start_ms := each.promised_ms) is None:
-                continue
-            known, known_ms = earliest.get(number, (each, start_ms))
-            # If its hosts can no longer serve the owner, a plan gets other hosts and another start.
-            same = known.hosts.keys() == each.hosts.keys()
-            earliest[number] = each, min(start_ms, known_ms) if same else start_ms
-        by_host: dict[str, list[Key]] = {}
-        for key in new:
-            host = state.hosts.get(state.slots[key].executor_id)
-            if host is None or host.reserved is None or key in host.reserved.before:
-                continue
-            # Slots of the owner's job may have been placed before the reservation was made.
-            if state.slots[key].job_id != host.reserved.own_job:
-                by_host.setdefault(host.host_id, []).append(key)
-        for host_id, keys in by_host.items():
-            host, owner = state.hosts[host_id], state.reservations.on_host[host_id].owner
-            start = earliest.get(owner.number)
-            until_ms = None if start is None else start[1]
-            late = [key for key in keys if not _ends_before(state, state.slots[key], until_ms)]
-            in_time = set(keys) - set(late)
-            self.did["backfilled"] += sum(_is_on_reserved(host, host.slots[key]) for key in in_time)
-            for key in late:
-                # The slots that end in time may have been placed after this slot, and then took no
-                # capacity from it.
-                if _is_on_reserved(host, host.slots[key], apart_from=in_time):
-                    yield (
-                        f"{key[0]} is placed at {state.journal.now_ms} on {host_id}, which is"
-                        f" reserved for {owner.title} from {until_ms}"
-                    )
 
     # -- reuse of slots ----------------------------------------------------------------------
 
@@ -339,39 +297,6 @@ def _above_user_limits(state: State, now: Booked, more: Booked) -> Iterator[str]
                     f"{owner} has {used[owner][dimension]} of {dimension}, of which"
                     f" {added[dimension]} are new; its limit is {limit}"
                 )
-
-
-def _ends_before(state: State, slot: Slot, until_ms: int | None) -> bool:
-    """Returns whether a new slot will probably end before a time (monotonic)."""
-    spec = state.requests[slot.allocation_id].spec
-    expected_ms = state.run_times.expected_ms(spec, slot.job_id)
-    if until_ms is None or expected_ms is None:
-        return False
-    return state.journal.now_ms + expected_ms <= until_ms
-
-
-def _is_on_reserved(host: Host, slot: Slot, *, apart_from: Set[Key] = frozenset()) -> bool:
-    """Returns whether a slot uses capacity that its host reserves for another request.
-
-    Args:
-        host: the host.
-        slot: the slot.
-        apart_from: new slots that do not count.
-    """
-    kept = host.reserved
-    assert kept is not None
-    since = sum(
-        (
-            Counter(each.booked)
-            for key, each in host.slots.items()
-            if key not in kept.before and key not in apart_from
-        ),
-        Counter[str](),
-    )
-    return any(
-        since[name] + kept.amounts[name] > host.total.get(name, 0)
-        for name in slot.booked.keys() & kept.amounts.keys()
-    )
 
 
 def _beyond(booked: dict[str, int], before: dict[str, int]) -> dict[str, int]:

@@ -75,7 +75,8 @@ class Reservation:
         promised_ms: the earliest start that was ever expected (monotonic); None if it is not known.
             Slots that are placed on the reserved capacity in the meantime must end before this
             time. Without this rule, slots that run longer than expected would delay the start again
-            and again.
+            and again. A plan ends with its promise if another waiter becomes first in order: slots
+            of any length can then be placed on its hosts.
     """
 
     owner: ReservationOwner

@@ -111,7 +111,7 @@ class Backfill:
             again = reservations.planned
             # If the new plan has the owner of the earlier plan, the promise to this owner stays
             # valid. The owner can be different in between, when another waiter was first and was
-            # placed.
+            # placed at once. But if another waiter has a plan in between, the promise ends.
             if planned is not None and again is not None and again.owner == planned.owner:
                 again.promised_ms = planned.promised_ms
             if owner.waits_in(state.queue):

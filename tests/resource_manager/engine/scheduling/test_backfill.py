@@ -11,15 +11,16 @@ from resource_manager.engine.explain.reservations import reservation_views
 from resource_manager.engine.lifecycle.run_times import RunTimes
 from resource_manager.engine.model.entities import GangSpec, RequestSpec
 from resource_manager.engine.model.run_times import KEPT, RecentDurations
+from tests.simulation.backfill_checks import BackfillChecks
 from tests.support.engine_cluster import FOREVER_MS, EngineCluster, host
 
 MINUTE_MS = 60_000
 
 
-def cluster_of(hosts: int) -> EngineCluster:
-    """Hosts with one core each; requests are served in order of arrival."""
+def cluster_of(hosts: int, order: str = "arrival") -> EngineCluster:
+    """Hosts with one core each."""
     made = [host(f"host-{number}", cpu_milli=1_000) for number in range(hosts)]
-    cluster = EngineCluster(*made, order="arrival", lost_timeout_ms=FOREVER_MS)
+    cluster = EngineCluster(*made, order=order, lost_timeout_ms=FOREVER_MS)
     for name in ("first", "wide", "other", "third", "fourth"):
         cluster.job(name)
     return cluster
@@ -31,9 +32,11 @@ def spec(name: str, minutes: int | None, gang_id: str = "") -> RequestSpec:
     return RequestSpec(name, profile, gang_id=gang_id, expected_run_time_ms=expected_ms)
 
 
-def submit_gang(cluster: EngineCluster, name: str, count: int, minutes: int | None) -> None:
+def submit_gang(
+    cluster: EngineCluster, name: str, count: int, minutes: int | None, job: str = "wide"
+) -> None:
     members = [spec(f"{name}{at}", minutes, name) for at in range(count)]
-    cluster.submit(*members, GangSpec(name), job="wide")
+    cluster.submit(*members, GangSpec(name), job=job)
 
 
 def test_a_gang_is_planned_at_once_and_short_work_runs_before_it() -> None:
@@ -108,6 +111,32 @@ def test_slots_that_outlast_their_estimate_move_the_start_but_let_no_more_work_i
     cluster.submit(spec("late", 30), job="other")
     cluster.settle()
     assert cluster.where("late") == ""
+
+
+def test_a_waiter_that_lost_its_plan_to_another_one_gets_a_new_promise() -> None:
+    """Only the first waiter has a promise. When another waiter was first, slots of any length were
+    placed on the hosts of the earlier plan.
+    """
+    cluster = cluster_of(3, order="fair")
+    cluster.job("urgent", priority=1)
+    cluster.submit(spec("a", 60), spec("b", 60), job="first")
+    cluster.settle()
+    submit_gang(cluster, "g", 3, 10)
+    cluster.wait(61 * MINUTE_MS)  # the promised start is over; now the start is in 59 minutes
+    checks = BackfillChecks()
+    assert not list(checks.decided(cluster.state, []))
+    submit_gang(cluster, "u", 3, 10, job="urgent")
+    cluster.wait(1_000)
+    assert [each.gang_id for each in reservation_views(cluster.state)] == ["u"]
+    assert not list(checks.decided(cluster.state, []))
+    cluster.cancel("u0", "u1", "u2", job="urgent")
+    cluster.wait(1_000)
+    assert [each.gang_id for each in reservation_views(cluster.state)] == ["g"]
+    cluster.submit(spec("late", 30), job="other")
+    cluster.settle()
+    assert cluster.where("late")
+    assert not list(checks.decided(cluster.state, [("late", 1)]))
+    assert checks.backfilled == 1
 
 
 def test_a_promised_start_is_kept_while_the_end_of_slots_is_not_known(
