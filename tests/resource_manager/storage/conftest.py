@@ -71,6 +71,7 @@ def opened(url: str) -> Iterator[OpenStore]:
 @pytest.fixture
 def store(opened: OpenStore) -> Store:
     """A store that is the leader."""
-    made = opened()
+    # A short lease lets PostgreSQL end a transaction while a busy machine pauses this process.
+    made = opened(lease_ms=60_000)
     made.lead("first")
     return made
