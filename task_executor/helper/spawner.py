@@ -9,6 +9,7 @@ like its own forks.
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import json
 import os
@@ -90,7 +91,7 @@ class Spawner:
     def fork(
         self, spec: dict[str, Any], entrances: Sequence[str], streams: Sequence[int]
     ) -> int | None:
-        """Forks the process of a task. Returns its pid, or None if the spawner had ended before.
+        """Forks the process of a task. Returns its pid, or None if the spawner cannot fork.
 
         Args:
             spec: the specification of the task.
@@ -99,7 +100,7 @@ class Spawner:
 
         Raises:
             Lost: see the class.
-            OSError: the kernel refused the fork.
+            OSError: the kernel has too little memory or too many processes for the fork.
         """
         names = ("uid", "gid", "cwd", "argv", "env")
         order = [{name: spec[name] for name in names}, list(entrances)]
@@ -116,8 +117,12 @@ class Spawner:
         except OSError as error:
             self._give_up()
             raise Lost(*error.args) from None
-        if pid < 0:
+        if -pid in (errno.EAGAIN, errno.ENOMEM):
             raise OSError(-pid, os.strerror(-pid))
+        if pid < 0:
+            # Some filters of system calls refuse this flag of `clone`, and allow a usual fork.
+            self._give_up()
+            return None
         return int(pid)
 
     def reaped(self) -> None:

@@ -5,9 +5,12 @@ supervisor, and tasks start also if the spawner is killed.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -130,16 +133,42 @@ async def test_a_long_command_is_spawned(host: Host) -> None:
     assert host.output("long") == "100\n"
 
 
-@pytest.mark.parametrize(("version", "is_used"), [(b"1", True), (b"2", False)])
-def test_a_spawner_of_another_version_is_not_used(version: bytes, is_used: bool) -> None:
-    """The package can be upgraded between the start of the helper and that of its supervisor."""
+@pytest.fixture
+def connection() -> Iterator[tuple[Spawner, socket.socket]]:
+    """A supervisor's view of a spawner, and the spawner's end of the connection."""
     spawner = Spawner.__new__(Spawner)
     spawner._peer, other = socket.socketpair()
     spawner._peer.settimeout(0)
     spawner._was_ready, spawner.pid = False, 0
+    yield spawner, other
+    other.close()
+    spawner._peer.close()
+
+
+@pytest.mark.parametrize(("version", "is_used"), [(b"1", True), (b"2", False)])
+def test_a_spawner_of_another_version_is_not_used(
+    connection: tuple[Spawner, socket.socket], version: bytes, is_used: bool
+) -> None:
+    """The package can be upgraded between the start of the helper and that of its supervisor."""
+    spawner, other = connection
     assert not spawner.is_ready()
     other.send(version)
     assert spawner.is_ready() is is_used
     assert spawner.is_ready() is is_used
-    other.close()
-    spawner._peer.close()
+
+
+def test_a_spawner_whose_call_is_forbidden_is_not_used(
+    connection: tuple[Spawner, socket.socket],
+) -> None:
+    """A filter of system calls, as in a container, can refuse a flag of the call."""
+    spawner, other = connection
+    spec = {"uid": 0, "gid": 0, "cwd": "/", "argv": ["true"], "env": {}}
+    other.send(b"1")
+    assert spawner.is_ready()
+    other.send(struct.pack("!i", -errno.EAGAIN))
+    with pytest.raises(BlockingIOError):
+        spawner.fork(spec, [], [0, 0, 0, 0])
+    assert spawner.is_ready()
+    other.send(struct.pack("!i", -errno.EPERM))
+    assert spawner.fork(spec, [], [0, 0, 0, 0]) is None
+    assert not spawner.is_ready()
